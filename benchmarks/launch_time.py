@@ -2,12 +2,11 @@
 
     python benchmarks/launch_time.py [--rounds N]
 
-A library in place of CUDA's driver keeps what it is asked to launch, and does nothing more. Three
+A library in place of CUDA's driver keeps what it is asked to launch, and does nothing more. Two
 ways are timed by turns, in microseconds for a call of a program, the median of all rounds:
 
-- run: as a plan runs it, by words to the driver;
-- by Triton: the same launches made by Triton's launcher, with the Python in front of it;
-- Triton's C: its launcher's compiled part alone, on arguments that are there already.
+- run: by compiled code, as in a call whose signature is known;
+- by Triton: the same launches made by Triton's launcher, with the Python in front of it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import fake_cuda
 from triton_programs import arguments, program_of
 
-from normgrad.backends.triton.runtime import Ready, Runner
+from normgrad.backends.triton.runtime import Runner
 from normgrad.bench import timing
-from normgrad.problem import Role
+from normgrad.problem import PLACES
 
 #: Operators and shapes whose programs have few launches.
 CASES = (
@@ -33,48 +32,17 @@ CASES = (
     ("batch_norm_backward", (256, 64, 56, 56)),
     ("group_norm_backward", (256, 64, 56, 56)),
 )
-ADDRESSES = [0x7F00_0000_0000 + 4096 * place for place in range(len(Role) + 1)]
-
-
-def without_python(ready: Ready, launches: int) -> Callable[[], None]:
-    """The same launches by the compiled part of Triton's launcher, and nothing in front of it."""
-    from triton.knobs import HookChain
-
-    calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-    for index in range(launches):
-        _, kernel = ready._kernels[index]
-        inner = kernel.run.launch
-
-        def keep(*given: Any, inner: Callable[..., None] = inner) -> None:
-            words = [None if isinstance(word, HookChain) else word for word in given]
-            calls.append((inner, tuple(words)))
-
-        kernel.run.launch = keep
-        ready._start_by_triton(index, ADDRESSES, fake_cuda.STREAM)
-        kernel.run.launch = inner
-
-    def start() -> None:
-        for function, given in calls:
-            function(*given)
-
-    return start
+ADDRESSES = [0x7F00_0000_0000 + 4096 * place for place in range(PLACES)]
 
 
 def ways_of(program: Any) -> dict[str, Callable[[], None]]:
     """What is timed, by name."""
-    runner = Runner(program, 0)
-    runner.run(ADDRESSES)
+    runner = Runner(program, 0, [], [])
+    fake_cuda.call(runner, ADDRESSES)
     (ready,) = runner._ready.values()
-    launches = range(len(program.launches))
-
-    def by_triton() -> None:
-        for index in launches:
-            ready._start_by_triton(index, ADDRESSES, fake_cuda.STREAM)
-
     return {
-        "run": lambda: runner.run(ADDRESSES),
-        "by Triton": by_triton,
-        "Triton's C": without_python(ready, len(program.launches)),
+        "run": lambda: fake_cuda.call(runner, ADDRESSES),
+        "by Triton": lambda: ready.start(ADDRESSES, fake_cuda.STREAM, 0),
     }
 
 

@@ -42,13 +42,17 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static FakeLaunch launches[LAUNCHES];
 static unsigned long launched;
 static CUresult answer = CUDA_SUCCESS;
+static unsigned long accepted; /* launches before the answer */
 
 /* For tests. */
 
 FakeLaunch *fake_launches(void) { return launches; }
 unsigned long fake_launched(void) { return launched; }
 void fake_forget(void) { launched = 0; }
-void fake_answer(CUresult status) { answer = status; }
+void fake_answer(CUresult status, unsigned long after) {
+  answer = status;
+  accepted = launched + after;
+}
 int fake_current(void) { return current; }
 void fake_use(int device) { current = device; }
 
@@ -209,7 +213,7 @@ CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
                           void **extra) {
   const Function *kernel = (const Function *)function;
-  CUresult status = answer;
+  CUresult status = launched < accepted ? CUDA_SUCCESS : answer;
   if (extra != NULL)
     status = CUDA_ERROR_INVALID_VALUE;
   else if (current < 0)

@@ -12,12 +12,17 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from normgrad import devices, entries, native
+from normgrad.problem import PLACES
+from normgrad.workspaces import model
 
 SOURCE = Path(__file__).with_suffix(".c")
 #: The most launches that are recorded.
@@ -139,9 +144,36 @@ def install(library: Path) -> None:
     replaced.get_device_capability = lambda device=None: (9, 0)
     compiled: Any = torch._C
     compiled._cuda_getCurrentRawStream = cuda.stream
+    made: Any = entries
+    made.model = lambda size, device: model(size, devices.CPU)  # calls bring their own workspace
 
 
 # Functions that tests call in the process
+
+
+@cache
+def _by_compiled_code() -> Callable[[int, int, int], int]:
+    import numba
+
+    from normgrad.backends.cpu.enter import run_by_python
+    from normgrad.backends.cpu.intrinsics import integers_at
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def compiled(plan: int, known: int, places: int) -> Any:
+        return run_by_python(plan, known, integers_at(places), integers_at(places))
+
+    return compiled  # type: ignore[no-any-return]
+
+
+def call(runner: Any, addresses: Sequence[int]) -> None:
+    """Run a program as compiled code does that has recognised a call."""
+    places = (ctypes.c_int64 * PLACES)(*addresses[:PLACES])
+    table = runner.table.ctypes.data
+    answer = _by_compiled_code()(table, native.known.ctypes.data, ctypes.addressof(places))
+    if answer != id(None):
+        error = ctypes.cast(answer, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
+        raise error
 
 
 def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[str, Any]:
@@ -152,19 +184,22 @@ def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[st
     """
     from normgrad.backends.triton import runtime
 
-    ready, name = runtime.Ready, "_start_by_triton"
+    start, by_triton = runtime.Ready.start, []
+
+    def watched(self: Any, addresses: Any, stream: int, done: int) -> None:
+        by_triton.append(len(program.launches) - done)
+        start(self, addresses, stream, done)
+
     with (
-        mock.patch.object(
-            ready, name, autospec=True, side_effect=getattr(ready, name)
-        ) as by_triton,
+        mock.patch.object(runtime.Ready, "start", watched),
         mock.patch.object(runtime, "compiled", wraps=runtime.compiled) as compiled,
     ):
-        runner = runtime.Runner(program, index)
+        runner = runtime.Runner(program, index, [], [])
         for addresses in calls:
-            runner.run(addresses)
+            call(runner, addresses)
     return {
         "launches": cuda.launches(),
-        "by_triton": by_triton.call_count,
+        "by_triton": sum(by_triton),
         "compiled": compiled.call_count,
         "device": cuda.current_device(),
     }
@@ -197,21 +232,28 @@ def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[
     return {**found, "told": told}
 
 
-def run_refused(status: int, program: Any, addresses: Sequence[int]) -> tuple[str, int, int]:
-    """The error if CUDA refuses launches, and the numbers of launches then and in a later run."""
+def run_refused(
+    status: int, program: Any, addresses: Sequence[int], after: int
+) -> tuple[str, int, int]:
+    """The error if CUDA refuses launches, and the numbers of launches then and in a later run.
+
+    CUDA accepts all launches of a first call, and ``after`` of the next.
+    """
     from normgrad.backends.triton.runtime import Runner
 
-    runner = Runner(program, 0)
+    runner = Runner(program, 0, [], [])
+    call(runner, addresses)
+    cuda.launches()
     error = ""
-    cuda.library.fake_answer(status)
+    cuda.library.fake_answer(status, after)
     try:
-        runner.run(addresses)
+        call(runner, addresses)
     except RuntimeError as caught:
         error = str(caught)
     finally:
-        cuda.library.fake_answer(0)
+        cuda.library.fake_answer(0, 0)
     refused = len(cuda.launches())
-    runner.run(addresses)
+    call(runner, addresses)
     return error, refused, len(cuda.launches())
 
 
@@ -221,14 +263,14 @@ def run_in_threads(
     """Make all calls at once, each in its own thread and stream; return the launches."""
     from normgrad.backends.triton.runtime import Runner
 
-    runner = Runner(program, 0)
+    runner = Runner(program, 0, [], [])
     everyone = threading.Barrier(len(calls))
 
     def work(index: int) -> None:
         cuda.use_stream(STREAM * (index + 1))
         everyone.wait()
         for _ in range(rounds):
-            runner.run(calls[index])
+            call(runner, calls[index])
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

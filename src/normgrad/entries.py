@@ -1,41 +1,65 @@
 """Entry tables: what compiled code needs to run a plan on a call's Python objects.
 
 Compiled code (``enter.py`` of the CPU backend) compares the signature of a call's tensors with the
-table's, makes the results, and runs the plan on the tensors' addresses: by the compiled driver of
-the CPU backend, or by a function of Python for a backend that launches its kernels from Python.
+table's, makes the results, checks the tensors' memory, and runs the plan on their addresses: by the
+compiled driver of the CPU backend, by launches of a GPU's kernels, or by a function of Python.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import devices, native
+from . import devices, native, pages
 from .overlap import Places, used
 from .problem import PLACES, WORKSPACE, Role
-from .workspaces import scratch
+from .workspaces import model
 
-# The fields of a table, which are int64: the address of the compiled driver, and what it runs;
-# whether it wants a team of threads; or the address of a function of Python's, else 0; the device,
-# as in DLPack, and the bytes and alignment of the workspace; the number of inputs, and whether one
-# of dy and x is read as both. LENGTH counts the WORDS used.
+# The fields of a table, which are int64: the address of the compiled driver, or of CUDA's function
+# for launches; its steps, or launches; the template of a compiled driver's block, and whether it
+# wants a team of threads. The address of a function of Python's that runs the plan, else 0; and the
+# objects with which such a plan makes a workspace: a function, and its argument. The device, as in
+# DLPack, and the bytes and alignment of the workspace; the number of inputs, and whether one of dy
+# and x is read as both. For launches, the alignment that they are for, CUDA's function for the
+# current device, the objects that tell its stream, a function and its argument, and two lists of
+# hooks that must be empty. For the alias check, the addresses of madvise(2) and msync(2), or 0, and
+# the size of a page. LENGTH counts the WORDS used.
 (
-    DRIVE, TEMPLATE, STEPS, STEP_COUNT, ALIASES, PARALLEL,
-    FUNCTION, DEVICE, WORKSPACE_SIZE, ALIGNMENT,
-    INPUTS, READS_DY, READS_X, LENGTH,
+    DRIVE, STEPS, STEP_COUNT, TEMPLATE, PARALLEL,
+    FUNCTION, MAKER, MODEL,
+    DEVICE, WORKSPACE_SIZE, ALIGNMENT,
+    INPUTS, READS_DY, READS_X,
+    ALIGNED, CURRENT_DEVICE, STREAM_OF, ORDINAL, HOOKS, _,
+    MADVISE, MSYNC, PAGE, LENGTH,
     SLOTS,
-) = range(15)  # fmt: skip
+) = range(25)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
 # model for each new result, and PROBED the addresses of the caller's outputs and of the workspace
-# that the last call found writable. WORDS is the signature of all tensors.
+# that the last call found writable. WORDS is the signature of all tensors. ALIASES has the fields
+# of the alias check for each address.
 ENTRIES_MAX, WORDS_MAX = 16, 320
 LIKES = SLOTS + ENTRIES_MAX
 PROBED = LIKES + ENTRIES_MAX
 WORDS = PROBED + ENTRIES_MAX + 1
-FIELDS = WORDS + WORDS_MAX
+ALIASES = WORDS + WORDS_MAX
+# The fields of the alias check: the offsets of a tensor's first byte and of one past the last from
+# the address; flags, which say whether there is any byte and, from the second bit on, which outputs
+# may be this input's very memory; and the bits that must be 0 in the address.
+LOW, HIGH, FLAGS, ASKEW, ALIAS_FIELDS = range(5)
+HAS_BYTES, MAY_BE = 1, 1
+FIELDS = ALIASES + ALIAS_FIELDS * PLACES
+# A launch: the driver's CUlaunchConfig, of which the first fields are the launch's and
+# CONFIG_STREAM is the call's; the kernel's handle; and the parameters after the addresses.
+CONFIG_STREAM, CONFIG_FIELDS = 4, 7
+KERNEL, CONSTANT_COUNT, CONSTANTS = range(CONFIG_STREAM, CONFIG_STREAM + 3)
+PARAMETERS_MAX = 160
+LAUNCH_FIELDS = CONSTANTS + PARAMETERS_MAX
+#: The number of the lowest bits of dy's, x's and dx's addresses that kernels are compiled for.
+ALIGNED_BITS = 4
 
 
 class Entry:
@@ -54,6 +78,8 @@ class Entry:
         inputs: Places,
         outputs: Places,
         device: str,
+        workspace_size: int,
+        alignment: int,
         fields: Mapping[int, int],
         kept: Any = None,
     ) -> None:
@@ -66,9 +92,24 @@ class Entry:
         table[INPUTS] = len(inputs)
         table[READS_DY] = Role.INPUT not in read
         table[READS_X] = Role.GRAD_OUT not in read
-        table[DEVICE] = native.CPU
-        if device != devices.CPU:
+        table[WORKSPACE_SIZE], table[ALIGNMENT] = workspace_size, alignment
+        table[PAGE] = mmap.PAGESIZE
+        on_gpu = device != devices.CPU
+        if on_gpu:  # whose memory can always be written
             table[DEVICE] = native.CUDA | devices.index_of(device) << 32
+        else:
+            table[DEVICE] = native.CPU
+            table[MADVISE], table[MSYNC] = pages.probe_addresses()
+        aliases = table[ALIASES:].reshape(PLACES, ALIAS_FIELDS)
+        for place in (*inputs, *outputs):
+            if place is not None and place.low < place.high:
+                askew = place.spec.dtype.itemsize - 1 if on_gpu else 0
+                flags = sum(
+                    1 << output.slot for output in outputs if output and output.may_be(place)
+                )
+                aliases[place.slot] = place.low, place.high, HAS_BYTES | flags << MAY_BE, askew
+        if workspace_size:
+            aliases[WORKSPACE] = 0, used(workspace_size, alignment), HAS_BYTES, 0
         for field, value in fields.items():
             table[field] = value
 
@@ -102,102 +143,35 @@ class Entry:
 
 
 class PythonRunner(Entry):
-    """A plan's entry table for a backend that a function of Python runs.
-
-    Attributes:
-        run: computes on addresses in the order of :class:`.problem.Role`.
-    """
+    """A plan's entry table for a backend that a function of Python runs."""
 
     def __init__(
-        self,
-        run: Callable[[Sequence[int]], None],
-        inputs: Places,
-        outputs: Places,
-        device: str,
-        workspace_size: int,
-        alignment: int,
+        self, inputs: Places, outputs: Places, device: str, workspace_size: int, alignment: int
     ) -> None:
         """Make the table for tensors at these places."""
-        self.run = run
         self.enter = native.answer
-        self._device, self._size, self._alignment = device, workspace_size, alignment
-        self._function = self.answer  # the table has its address
-        fields = {
-            FUNCTION: id(self._function),
-            WORKSPACE_SIZE: workspace_size,
-            ALIGNMENT: alignment,
-        }
-        super().__init__(inputs, outputs, device, fields)
-        on_gpu = device != devices.CPU
-        everyone = [place for place in (*inputs, *outputs) if place and place.low < place.high]
-        #: The tensors that have bytes, and what their addresses must be multiples of.
-        self._units = [
-            (place.slot, place.spec.dtype.itemsize if on_gpu else 1) for place in everyone
-        ]
-        rows = [(place.slot, place.low, place.high) for place in everyone]
-        if workspace_size:
-            rows.append((WORKSPACE, 0, used(workspace_size, alignment)))
-        shared = {
-            output.slot: [place.slot for place in everyone if output.may_be(place)]
-            for output in outputs
-            if output
-        }
-        shared[WORKSPACE] = []
-        #: For all that a call may write: its first offset and one past the last, and the other
-        #: memory, with which it must not share a byte: its slot, its offsets, and whether it may
-        #: have the same address.
-        self._apart = {
-            slot: (low, high, [(*row, row[0] in shared[slot]) for row in rows if row[0] != slot])
-            for slot, low, high in rows
-            if slot in shared
-        }
+        self._function = self.answer  # the table has the addresses of these objects
+        self._maker, self._model = model(max(1, workspace_size), device)
+        fields = {FUNCTION: id(self._function), MAKER: id(self._maker), MODEL: id(self._model)}
+        super().__init__(inputs, outputs, device, workspace_size, alignment, fields)
 
-    def answer(self, places: int, given: int, unprobed: int) -> Exception | bool | None:
-        """Run the plan for compiled code, which has recognised a call.
+    def run(self, addresses: Sequence[int], done: int = 0) -> None:
+        """Compute on addresses in the order of :class:`.problem.Role`, from a step on."""
+        raise NotImplementedError
+
+    def answer(self, places: int, done: int) -> Exception | None:
+        """Run the plan for compiled code, which has recognised and checked a call.
 
         Args:
-            places: the address of the tensors' addresses.
-            given: a bit for each output, and for the workspace, that is the caller's.
-            unprobed: a bit for each of these that may lie in read-only memory.
+            places: the address of the tensors' and the workspace's addresses.
+            done: the number of steps that compiled code has run.
 
         Returns:
-            None if the plan ran; the exception that it raised; or False if nothing was done, and
-            the call needs the exact checks in Python, which raise the errors for bad memory.
+            None if the plan ran, or the exception that it raised.
         """
         addresses = (ctypes.c_int64 * PLACES).from_address(places)[:]
-        # A GPU's memory can always be written.
-        if (unprobed and self._device == devices.CPU) or not self._is_usable(given, addresses):
-            return False
-        owner = None
         try:
-            if self._size and not addresses[WORKSPACE]:
-                size, alignment = self._size, self._alignment
-                addresses[WORKSPACE], owner = scratch(size, alignment, None, self._device)
-            self.run(addresses)
+            self.run(addresses, done)
         except Exception as error:  # a run that failed may have written, and is not repeated
             return error
-        del owner  # it has to live until the kernels are launched
         return None
-
-    def _is_usable(self, given: int, addresses: Sequence[int]) -> bool:
-        """Whether tensors have memory, and the caller's outputs share no byte that they must not.
-
-        A view counts as all bytes from its first to its last.
-        """
-        for slot, unit in self._units:
-            if addresses[slot] == 0 or addresses[slot] % unit:
-                return False
-        for slot, (low, high, others) in self._apart.items():
-            if not given >> slot & 1:
-                continue
-            address = addresses[slot]
-            first, end = address + low, address + high
-            for other, from_, to, may_be in others:
-                elsewhere = addresses[other]
-                if (
-                    first < elsewhere + to
-                    and elsewhere + from_ < end
-                    and not (may_be and address == elsewhere)
-                ):
-                    return False
-        return True

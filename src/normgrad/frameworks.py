@@ -263,6 +263,10 @@ class Torch(Framework):
         """A new tensor of ``size`` bytes on a GPU."""
         return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
 
+    def model_of_bytes(self, device: str, size: int) -> tuple[Callable[[Any], Any], Any]:
+        """A function that makes such a tensor, and its argument, which takes a single byte."""
+        return self._torch.empty_like, self.bytes_on(device, 1).expand(size)
+
     def over(self, flat: Any, spec: TensorSpec) -> Any:
         """A tensor with this spec over a DLPack producer's memory of bytes."""
         flat = self._plainly(self._torch.from_dlpack(flat))

@@ -44,6 +44,16 @@ def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int
     return -(-start // alignment) * alignment, owner
 
 
+def model(size: int, device: str) -> tuple[Callable[[Any], Any], Any]:
+    """A function that makes a new workspace of ``size`` bytes, and the function's argument.
+
+    The argument takes no memory of that size.
+    """
+    if device == devices.CPU:
+        return np.empty_like, np.broadcast_to(np.uint8(0), (size,))
+    return frameworks.of_torch().model_of_bytes(device, size)
+
+
 class Memory(NamedTuple):
     """A block of memory, and the object that keeps it alive.
 

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .. import devices
-from ..entries import PythonRunner
 from ..loading import KernelError, check_numba, loading
 from ..machine import this_machine
 from ..settings import SettingError
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ..problem import Problem
     from .cpu import runtime as cpu_runtime
     from .triton import program as triton
+    from .triton import runtime as triton_runtime
 
 #: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
 #: "triton".
@@ -67,7 +67,9 @@ class _Triton:
     def computes(self, program: triton.Program) -> bool:
         return bool(program.launches)
 
-    def runner(self, program: triton.Program, inputs: Places, outputs: Places) -> PythonRunner:
+    def runner(
+        self, program: triton.Program, inputs: Places, outputs: Places
+    ) -> triton_runtime.Runner:
         with loading():
             from .cpu.runtime import take_calls
             from .triton import runtime, selfcheck
@@ -75,10 +77,7 @@ class _Triton:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with suppress(KernelError):  # Python then reads all calls
             take_calls()
-        run = runtime.Runner(program, self._index).run
-        device = devices.CPU if self._index is None else f"cuda:{self._index}"
-        size = program.workspace_size
-        return PythonRunner(run, inputs, outputs, device, size, self.alignment)
+        return runtime.Runner(program, self._index, inputs, outputs)
 
 
 #: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says

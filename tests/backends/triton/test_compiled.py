@@ -32,7 +32,10 @@ from normgrad.backends.triton import runtime  # noqa: E402
 #: Of a processor's registers, what a program may use at most.
 REGISTERS = 65536
 #: Shared memory of a program, in bytes: what there is on the least of the chips.
-SHARED = 48 << 10
+SHARED = 99 << 10
+#: The bytes that a layer norm's forward pass may spill. On an H200 rows of 4096 bfloat16 elements
+#: took 27 µs with 16 bytes spilled, and 35 with half as many elements per thread and none.
+SPILLED = 64
 #: Compute capabilities; the first has the most kernels.
 ARCHITECTURES = (90, 80, 100, 120)
 #: Kernels that are compiled of each list, where not all are.
@@ -60,7 +63,8 @@ class Code:
 def code_of(launch: Any, architecture: int, folder: Path) -> Code:
     """What the tools of CUDA that come with Triton say of a kernel."""
     binary = folder / "kernel.cubin"
-    binary.write_bytes(compiled(launch, architecture).asm["cubin"])
+    made = compiled(launch, architecture)
+    binary.write_bytes(made.asm["cubin"])
     tool = triton.knobs.nvidia.cuobjdump.path
     run = subprocess.run(
         [tool, "-sass", "-res-usage", binary], capture_output=True, text=True, check=True
@@ -69,7 +73,7 @@ def code_of(launch: Any, architecture: int, folder: Path) -> Code:
     assert used, run.stdout[:1000]
     registers, stack, shared, local = map(int, used.groups())
     found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", run.stdout)
-    return Code(tuple(found), registers, shared, stack + local)
+    return Code(tuple(found), registers, shared + made.metadata.shared, stack + local)
 
 
 def width_of(tensor: Any) -> str:
@@ -98,7 +102,8 @@ def wrong_with(launch: Any, architecture: int, folder: Path) -> list[str]:
     # A cache that does not see what other programs write may serve what nobody writes.
     if any("CONSTANT" in name for name in code.instructions if name.startswith("LDG")):
         wrong.append("non-coherent loads")
-    if code.local or kinds & {"STL", "LDL"}:
+    most = SPILLED if launch.kernel == "lines" and launch.config.forward else 0
+    if code.local > most or (kinds & {"STL", "LDL"} and not most):
         wrong.append(f"{code.local} bytes spilled")
     if code.registers * 32 * launch.warps > REGISTERS:
         wrong.append(f"{code.registers} registers for {launch.warps} warps")
@@ -118,10 +123,11 @@ def wrong_with(launch: Any, architecture: int, folder: Path) -> list[str]:
         elif count:
             first = code.instructions.index(store)
     for suffix in {width_of(tensor) for tensor in loads}:
-        load = "LDG.E" + suffix
+        # What is read ahead goes to shared memory at once.
+        loads_of = re.compile(rf"(LDG\.E|LDGSTS\.E(\.BYPASS)?(\.LTC128B)?){re.escape(suffix)}")
         count = sum(each // tensor.vector for tensor in loads if width_of(tensor) == suffix)
-        if code.instructions[:first].count(load) < count:
-            wrong.append(f"fewer than {count} {load} before the first store")
+        if sum(bool(loads_of.fullmatch(name)) for name in code.instructions[:first]) < count:
+            wrong.append(f"fewer than {count} loads{suffix} before the first store")
     return wrong
 
 

@@ -1,37 +1,90 @@
-"""The alias check's table, which the driver reads before anything is written.
+"""The compiled alias check of a call's memory, before anything is written.
 
-The check requires that every tensor has an address, and that an output is writable and shares no
-byte with another tensor. A view counts as all bytes from its first to its last, so the check may
-fail for views that are only interleaved: overlap.py then checks exactly and raises the errors.
+Every tensor must have memory, on a GPU at a multiple of its item size. An output of the caller's
+must be writable and share no byte with another tensor, except an input that it may overwrite. A
+view counts as all bytes from its first to its last, so the check may fail for views that are only
+interleaved: overlap.py then checks exactly and raises the errors.
 """
 
 from __future__ import annotations
 
-import mmap
-
-import numpy as np
-import numpy.typing as npt
-
+from ... import entries as E
 from ... import pages
-from ...overlap import Places, used
-from . import block as B
-from .program import ALIGNMENT
+from ...problem import PLACES, WORKSPACE
+from .helpers import helper
+from .intrinsics import call, get, not_inlined, word
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
-def table(inputs: Places, outputs: Places, workspace_size: int) -> npt.NDArray[np.int64]:
-    """Make the table for a plan's tensors, in the order of a call's addresses."""
-    words = np.zeros(B.ALIAS_FIELDS, np.int64)
-    for place in (*inputs, *outputs):
-        if place is None or place.low >= place.high:
+@helper
+def field(plan, slot, index):
+    """One of the alias check's fields for a tensor, in the plan's entry table."""
+    return word(plan, E.ALIASES + E.ALIAS_FIELDS * slot + index)
+
+
+@helper
+def can_be_written(plan, first, last):
+    """Whether the pages from first to last can be written, by the probes of pages.py."""
+    madvise, page = word(plan, E.MADVISE), word(plan, E.PAGE)
+    size = last + page - first
+    if madvise == 0:
+        return True
+    if size <= pages.FEW * page:
+        return call(madvise, (first, size, pages.POPULATE_WRITE)) == 0
+    return (
+        call(madvise, (first, page, pages.POPULATE_WRITE)) == 0
+        and call(madvise, (last, page, pages.POPULATE_WRITE)) == 0
+        and call(word(plan, E.MSYNC), (first, size, pages.MS_ASYNC)) == 0
+    )
+
+
+@helper
+def is_apart(plan, addresses, slot):
+    """Whether an output shares no byte with any other tensor."""
+    address = get(addresses, slot)
+    low, high = address + field(plan, slot, E.LOW), address + field(plan, slot, E.HIGH)
+    for other in range(PLACES):
+        flags = field(plan, other, E.FLAGS)
+        elsewhere = get(addresses, other)
+        if (
+            other != slot
+            and flags & E.HAS_BYTES
+            and low < elsewhere + field(plan, other, E.HIGH)
+            and elsewhere + field(plan, other, E.LOW) < high
+            and not (flags >> (E.MAY_BE + slot) & 1 and address == elsewhere)
+        ):
+            return False
+    return True
+
+
+@helper
+def passes(plan, given, unprobed, addresses):
+    """Whether a call's memory passes the alias check.
+
+    ``given`` has a bit for each output of the caller's, and for a workspace of the caller's;
+    ``unprobed`` for each of these that has yet to be probed for read-only pages.
+    """
+    not_inlined()
+    page = word(plan, E.PAGE)
+    seen = -1
+    for slot in range(PLACES):
+        if field(plan, slot, E.FLAGS) & E.HAS_BYTES == 0:
             continue
-        row = words[B.ALIAS_SLOT * place.slot :]
-        row[B.ALIAS_LOW], row[B.ALIAS_HIGH], row[B.ALIAS_FLAGS] = place.low, place.high, B.HAS_BYTES
-        for output in outputs:
-            if output is not None and output.may_be(place):
-                row[B.ALIAS_FLAGS] |= 1 << (B.MAY_BE + output.slot)
-    if workspace_size:
-        row = words[B.ALIAS_SLOT * B.WORKSPACE :]
-        row[B.ALIAS_HIGH], row[B.ALIAS_FLAGS] = used(workspace_size, ALIGNMENT), B.HAS_BYTES
-    words[B.ALIAS_MADVISE], words[B.ALIAS_MSYNC] = pages.probe_addresses()
-    words[B.ALIAS_PAGE] = mmap.PAGESIZE
-    return words
+        address, is_given = get(addresses, slot), given >> slot & 1
+        if slot == WORKSPACE and not is_given:
+            continue
+        if address == 0 or address & field(plan, slot, E.ASKEW):
+            return False
+        if is_given:
+            if not is_apart(plan, addresses, slot):
+                return False
+            if not unprobed >> slot & 1:
+                continue
+            # Short outputs often share a page, which is probed once.
+            first = (address + field(plan, slot, E.LOW)) // page * page
+            last = (address + field(plan, slot, E.HIGH) - 1) // page * page
+            if (first != seen or last != seen) and not can_be_written(plan, first, last):
+                return False
+            seen = last
+    return True

@@ -161,14 +161,3 @@ TEAM_FIELDS = _team.end
 # The kinds of arithmetic, in their order; a plan's path names them.
 DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32
 DO_CENTRE, DO_COEFFICIENTS, DO_PARAMETERS, DO_OUTPUTS, DO_GATHER = 64, 128, 256, 512, 1024
-
-# The alias check's table (see alias_check.py) has a row for each address of a call, including those
-# of inputs that take no part in the arithmetic. A row has the offsets of the first byte and of one
-# past the last from the address; and flags, which say whether there is any byte and, from the
-# second bit on, which outputs may be this input's very memory. After the rows come the addresses of
-# madvise(2) and msync(2), or 0, and the size of a page.
-PLACES = problem.PLACES
-ALIAS_LOW, ALIAS_HIGH, ALIAS_FLAGS, ALIAS_SLOT = 0, 1, 2, 3
-HAS_BYTES, MAY_BE = 1, 1
-ALIAS_MADVISE = ALIAS_SLOT * PLACES
-ALIAS_MSYNC, ALIAS_PAGE, ALIAS_FIELDS = ALIAS_MADVISE + 1, ALIAS_MADVISE + 2, ALIAS_MADVISE + 3

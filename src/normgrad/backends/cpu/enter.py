@@ -15,12 +15,12 @@ from ... import entries as E
 from ... import native
 from ...problem import PLACES, WORKSPACE, Role
 from . import objects as py
+from .alias_check import passes
 from .helpers import helper
 from .intrinsics import (
     address_of,
     bits_of,
     call,
-    external,
     get,
     int_buffer,
     integers_at,
@@ -29,6 +29,7 @@ from .intrinsics import (
     put,
     word,
 )
+from .launch import come_back, launch, let_others_run
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -44,9 +45,6 @@ DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 _RESULTS = -2
 #: The status of a call that a plan's function of Python has answered, but not by running it.
 ANSWERED = 2
-
-let_others_run = external("PyEval_SaveThread")
-come_back = external("PyEval_RestoreThread")
 
 
 @helper
@@ -206,17 +204,49 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
-def ask(function, places, given, unprobed):
-    """Have a function of Python run a plan; returns its answer, or 0 if Python raised."""
-    arguments = int_buffer(3)
-    put(arguments, 0, py.long_from((places,)))
-    put(arguments, 1, py.long_from((given,)))
-    put(arguments, 2, py.long_from((unprobed,)))
-    answered = plain(0)
-    if get(arguments, 0) != 0 and get(arguments, 1) != 0 and get(arguments, 2) != 0:
-        answered = py.call_object((function, arguments, 3, 0))
-    for index in range(3):
-        py.release((get(arguments, index),))
+def ask(plan, addresses, done):
+    """Have a plan's function of Python run it from a step on; returns its answer.
+
+    The answer is 0 if Python raised.
+    """
+    arguments, answered = int_buffer(2), plain(0)
+    put(arguments, 0, py.long_from((address_of(addresses),)))
+    put(arguments, 1, py.long_from((done,)))
+    if get(arguments, 0) != 0 and get(arguments, 1) != 0:
+        answered = py.call_object((word(plan, E.FUNCTION), arguments, 2, 0))
+    py.release((get(arguments, 0),))
+    py.release((get(arguments, 1),))
+    return answered
+
+
+@helper
+def run_by_python(plan, known, addresses, words):
+    """Launch a plan's kernels, or have its function of Python run it; returns the answer of that.
+
+    The answer is None if the plan ran, and 0 if Python raised. The result is -1 if there is no
+    memory for a workspace, in which case nothing was done.
+    """
+    not_inlined()
+    own = plain(0)
+    if word(plan, E.WORKSPACE_SIZE) > 0 and get(addresses, WORKSPACE) == 0:
+        argument = int_buffer(1)
+        put(argument, 0, word(plan, E.MODEL))
+        own = py.call_object((word(plan, E.MAKER), argument, 1, 0))
+        if own == 0:
+            py.clear_error(())
+            return -1
+        put(addresses, WORKSPACE, room_of(plan, known, own, words))
+    done, answered = plain(0), word(known, native.NONE)
+    if get(addresses, WORKSPACE) != 0 or word(plan, E.WORKSPACE_SIZE) == 0:
+        done = launch(plan, addresses)
+        if done == 0 or done != word(plan, E.STEP_COUNT):
+            answered = ask(plan, addresses, done)
+        else:
+            py.retain((answered,))
+    else:
+        answered = -1
+    # The memory may be reused only by later work on the same stream.
+    py.release((own,))
     return answered
 
 
@@ -251,34 +281,34 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
             value, address = py.entry(known, results, index), get(addresses, slot)
             if not was_probed(plan, known, probed, index, value, address):
                 unprobed |= 1 << slot
-    scratch, own = 0, 0
-    if word(plan, E.WORKSPACE_SIZE) > 0:
-        if workspace == word(known, native.NONE):
-            if word(plan, E.FUNCTION) == 0:
-                own = py.allocate((word(plan, E.WORKSPACE_SIZE),))
-                scratch = aligned(plan, own)
-        else:
-            slots |= 1 << WORKSPACE
-            scratch = room_of(plan, known, workspace, words)
-            if not was_probed(plan, known, probed, count, workspace, scratch):
-                unprobed |= 1 << WORKSPACE
-        if scratch == 0 and (word(plan, E.FUNCTION) == 0 or slots >> WORKSPACE & 1):
-            return 1
+    size, scratch = word(plan, E.WORKSPACE_SIZE), 0
+    if size > 0 and workspace != word(known, native.NONE):
+        slots |= 1 << WORKSPACE
+        scratch = room_of(plan, known, workspace, words)
+        if not was_probed(plan, known, probed, count, workspace, scratch):
+            unprobed |= 1 << WORKSPACE
     put(addresses, WORKSPACE, scratch)
+    if not passes(plan, slots, unprobed, addresses):
+        return 1
     if word(plan, E.FUNCTION) != 0:
-        answered = ask(word(plan, E.FUNCTION), address_of(addresses), slots, unprobed)
+        answered = run_by_python(plan, known, addresses, words)
+        if answered == -1:
+            return 1
         if answered != word(known, native.NONE):
             put(said, 0, answered)
             return ANSWERED
         py.release((answered,))
-        status = 0
     else:
+        own = 0
+        if size > 0 and scratch == 0:
+            own = py.allocate((size,))
+            if own == 0:
+                return 1
+            put(addresses, WORKSPACE, aligned(plan, own))
         state = let_others_run(())
-        status = call(word(plan, E.DRIVE), (plan, team, threads, slots, unprobed, addresses))
+        call(word(plan, E.DRIVE), (plan, team, threads, addresses))
         come_back((state,))
         py.free((own,))
-    if status != 0 or unprobed == 0:
-        return status
     for index in range(count):
         slot = word(plan, E.SLOTS + inputs + index)
         if slot >= 0 and unprobed >> slot & 1:
@@ -286,7 +316,7 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
             remember(plan, probed, index, value, address)
     if unprobed >> WORKSPACE & 1:
         remember(plan, probed, count, workspace, scratch)
-    return status
+    return 0
 
 
 @helper

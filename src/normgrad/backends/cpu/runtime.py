@@ -13,8 +13,8 @@ import numpy as np
 from ... import devices, native
 from ... import entries as E
 from ...overlap import Places
-from . import alias_check, teams, units
 from . import block as B
+from . import teams, units
 from .program import ALIGNMENT, Program
 from .teams import ALONE
 
@@ -57,10 +57,7 @@ def take_calls() -> None:
 
 
 #: The type of the driver, ``drive.drive``.
-_Drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
-
-#: The value of ``given`` that makes the driver skip the alias check.
-UNCHECKED = -1
+_Drive = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 class Runner(E.Entry):
@@ -78,19 +75,22 @@ class Runner(E.Entry):
                 fields[field] = units.address(unit)
         self._parallel = bool(steps[:, B.THREADS].any())
         driver = units.address(units.DRIVER)
-        aliases = alias_check.table(inputs, outputs, program.workspace_size)
         described = {
             E.DRIVE: driver,
             E.TEMPLATE: template.ctypes.data,
             E.STEPS: steps.ctypes.data,
             E.STEP_COUNT: len(steps),
-            E.ALIASES: aliases.ctypes.data,
             E.PARALLEL: self._parallel,
-            E.WORKSPACE_SIZE: program.workspace_size,
-            E.ALIGNMENT: ALIGNMENT,
         }
-        arrays = template, steps, aliases
-        super().__init__(inputs, outputs, devices.CPU, described, arrays)
+        super().__init__(
+            inputs,
+            outputs,
+            devices.CPU,
+            program.workspace_size,
+            ALIGNMENT,
+            described,
+            kept=(template, steps),
+        )
         take_calls()
         self.enter = self._enter_in_a_team if self._parallel else answer()
         self._drive = _Drive(driver)
@@ -100,7 +100,7 @@ class Runner(E.Entry):
         places = np.array(addresses, np.int64)
         ready = teams.ready() if self._parallel else ALONE
         with teams.made() if ready is None else nullcontext(ready) as team:
-            self._drive(self.table.ctypes.data, *team, UNCHECKED, 0, places.ctypes.data)
+            self._drive(self.table.ctypes.data, *team, places.ctypes.data)
 
     def _enter_in_a_team(self, *call: Any) -> Any:
         """Enter with this thread's team, which is made first if there is none."""

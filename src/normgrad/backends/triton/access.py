@@ -229,6 +229,12 @@ def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.con
 
 
 @helper
+def is_wanted(SLOT: tl.constexpr, C: tl.constexpr):
+    """Whether there is a vector in this slot, as a constant of the compilation."""
+    return ((C.vectors >> (3 * SLOT)) & 7) != ABSENT
+
+
+@helper
 def write(a, s, index, there, value, SLOT: tl.constexpr, C: tl.constexpr):
     """Round and write numbers to a per-channel output, if it is wanted."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7

@@ -196,15 +196,18 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 
     Without elements they do not change.
     """
-    momentum = number(a.numbers.momentum)
-    old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
-    old_variance = access.read_parameter(a, at, access.RUNNING_VAR, 0.0, C)
-    # The update may be in place, and several threads may have the same channel.
-    tl.debug_barrier()
-    new = tl.where(n == 0.0, old_mean, (1.0 - momentum) * old_mean + momentum * mean)
-    access.write_parameter(a, at, new, access.OUT_RUNNING_MEAN, C)
-    new = tl.where(n == 0.0, old_variance, (1.0 - momentum) * old_variance + momentum * variance)
-    access.write_parameter(a, at, new, access.OUT_RUNNING_VAR, C)
+    if access.is_wanted(access.OUT_RUNNING_MEAN, C) or access.is_wanted(access.OUT_RUNNING_VAR, C):
+        momentum = number(a.numbers.momentum)
+        old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
+        old_variance = access.read_parameter(a, at, access.RUNNING_VAR, 0.0, C)
+        # The update may be in place, and several threads may have the same channel.
+        tl.debug_barrier()
+        new = tl.where(n == 0.0, old_mean, (1.0 - momentum) * old_mean + momentum * mean)
+        access.write_parameter(a, at, new, access.OUT_RUNNING_MEAN, C)
+        new = tl.where(
+            n == 0.0, old_variance, (1.0 - momentum) * old_variance + momentum * variance
+        )
+        access.write_parameter(a, at, new, access.OUT_RUNNING_VAR, C)
 
 
 # Sums

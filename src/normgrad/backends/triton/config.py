@@ -54,6 +54,7 @@ class Config(NamedTuple):
         keeps_sums: whether the kernel also stores its sums in the workspace.
         columns: whether the gradients of parameters are made from sums over lines that include each
             line's 1/std, rather than from sums of every set.
+        stages: the number of tiles that ``lines`` reads or computes at once; 0 for one.
         short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
             only the gradients of parameters are made from them.
     """
@@ -89,6 +90,7 @@ class Config(NamedTuple):
     columns: bool = False
     short_sums: bool = False
     centred: bool = True
+    stages: int = 0
 
 
 #: The sources of the point for moments: an element of the tensor (PILOT), a given mean (GIVEN), or

@@ -1,18 +1,17 @@
-"""Launches through CUDA's driver, without Triton's launcher.
-
-Triton's launcher converts all arguments from Python objects at every launch. Here they are stored
-in the form that the driver reads. A call writes only the stream, and the addresses, which all
-launches of a program share.
-"""
+"""Launches in the form that CUDA's driver reads, which compiled code makes (see launch.py)."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from ... import entries
 from ...problem import OTHERS
 from .launches import Launch
 
@@ -20,28 +19,16 @@ from .launches import Launch
 _NO_SCRATCH = (0, 0)
 
 
-class _Config(ctypes.Structure):
-    """The driver's CUlaunchConfig."""
-
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    ]
-
-
 @cache
-def launcher() -> Callable[..., int] | None:
-    """The launch function of CUDA's driver library; None if there is none."""
+def functions() -> tuple[int, int] | None:
+    """The addresses of CUDA's functions that launch and that find the current device, if any."""
     try:
-        function: Any = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        library: Any = ctypes.CDLL("libcuda.so.1")
+        found = library.cuLaunchKernelEx, library.cuCtxGetDevice
     except (OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_void_p,) * 4
-    return function  # type: ignore[no-any-return]
+    launch, current = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found)
+    return launch, current
 
 
 def flat(arguments: Any) -> Iterator[int]:
@@ -54,7 +41,7 @@ def flat(arguments: Any) -> Iterator[int]:
 
 
 def suits(kernel: Any, launch: Launch) -> bool:
-    """Whether a kernel can be launched with a :class:`Block`, and needs nothing else to run.
+    """Whether a kernel can be launched with :func:`steps`, and needs nothing else to run.
 
     The answer is False if another version of Triton describes its kernels in another way.
     """
@@ -76,35 +63,20 @@ def suits(kernel: Any, launch: Launch) -> bool:
     return (
         all(isinstance(word, int) for word in words)
         and not any(needs)
-        and len(parameters) == len(taken)
+        and len(parameters) == len(taken) <= entries.PARAMETERS_MAX
         and {*parameters} <= {"u64", "b64", "s64"}
     )
 
 
-class _Launch:
-    """One launch in the form that the driver takes; it points to the addresses of a block."""
-
-    def __init__(self, launch: Launch, kernel: Any, addresses: Any) -> None:
-        words = [*flat(launch.arguments[1:]), *_NO_SCRATCH]
-        constants = (ctypes.c_int64 * len(words))(*words)
+def steps(launches: Sequence[tuple[Launch, Any]]) -> npt.NDArray[np.int64]:
+    """The launches of kernels that suit, as rows of the fields in entries.py."""
+    rows = np.zeros((len(launches), entries.LAUNCH_FIELDS), np.int64)
+    for row, (launch, kernel) in zip(rows, launches, strict=True):
         metadata = kernel.metadata
-        self.config = _Config((launch.programs, 1, 1), (32 * metadata.num_warps, 1, 1))
-        self.config.shared = metadata.shared
-        where = [
-            ctypes.addressof(array) + 8 * index
-            for array in (addresses, constants)
-            for index in range(len(array))
-        ]
-        parameters = (ctypes.c_void_p * len(where))(*where)
-        self.asked = ctypes.addressof(self.config), kernel.function, ctypes.addressof(parameters)
-        # The driver gets pointers to these arrays, so they must be kept alive.
-        self._kept = constants, parameters, addresses
-
-
-class Block:
-    """The memory for the parameters of a program's launches, in use by one call at a time."""
-
-    def __init__(self, launches: Sequence[tuple[Launch, Any]]) -> None:
-        # The addresses are a kernel's first parameters: one per role, and the workspace's.
-        self.addresses: Any = (ctypes.c_int64 * OTHERS)()
-        self.launches = [_Launch(launch, kernel, self.addresses) for launch, kernel in launches]
+        config = row[: entries.CONFIG_STREAM].view(np.uint32)
+        config[:7] = launch.programs, 1, 1, 32 * metadata.num_warps, 1, 1, metadata.shared
+        # The addresses come first, as the driver's parameters.
+        constants = [*flat(launch.arguments), *_NO_SCRATCH][OTHERS:]
+        row[entries.KERNEL], row[entries.CONSTANT_COUNT] = kernel.function, len(constants)
+        row[entries.CONSTANTS : entries.CONSTANTS + len(constants)] = constants
+    return rows

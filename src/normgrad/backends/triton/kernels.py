@@ -144,7 +144,8 @@ def lines(a, C: tl.constexpr):
     columns = tiles.Sums(exact(zero), exact(zero))
     first_block = slot * a.sizes.each.to(tl.int32)
     blocks = (a.sizes.channels.to(tl.int32) + C.channels - 1) // C.channels
-    for block in range(first_block, tl.minimum(first_block + a.sizes.each.to(tl.int32), blocks)):
+    last_block = tl.minimum(first_block + a.sizes.each.to(tl.int32), blocks)
+    for block in tl.range(first_block, last_block, num_stages=C.stages):
         at, first = access.channels_of(s, block, a, C)
         p, there = access.positions_from(a, begin, end, at, C)
         dy, x = tiles.load_both(a, s, first, p, there, C)

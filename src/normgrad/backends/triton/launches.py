@@ -156,7 +156,7 @@ class Builder:
         tasks = tiles_of(problem, tile) * cut.pieces
         sizes = self._sizes(tile, cut.pieces, tile.positions, tasks, cut.each)
         programs = problem.sets.size * cut.pieces * cut.slots
-        self._launch("lines", programs, tile, sizes, self.layout, **config)
+        self._launch("lines", programs, tile, sizes, self.layout, stages=cut.stages, **config)
 
     def finish(self, parts: int, **config: Any) -> None:
         """Launch ``finish``, which combines the sums of all parts for each group."""

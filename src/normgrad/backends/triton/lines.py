@@ -17,7 +17,7 @@ from ...problem import STATISTICS, Problem, Role, Vector
 from .device import Device
 from .tiling import (
     LEAST,
-    VECTOR,
+    SQUARE,
     Layout,
     Tile,
     by_threads,
@@ -36,22 +36,32 @@ FEW = 16
 #: stores them, where gradients of parameters are wanted: with 64 lines, writing and reading these
 #: sums moves a twenty-fourth of the bytes of dy, x and dx in half precision, and half of that in
 #: float32. Elsewhere a program may have a single line.
-MOST_LINES, LEAST_LINES = 64, 8
-#: The number of programs that fewer lines are taken for: that of an H200's processors. On it, layer
-#: norm's gradients of (4096, 4096) in float32 took 115 µs with 96 programs, 92 with 132, 116 with
-#: 192 and 96 with 264; those of (8192, 768) 54, 54, 70 and 59.
-PROGRAMS = 132
-#: The number of lines of which a program has the same piece, if it cannot hold a whole line; they
-#: share the parameters that the program reads. An estimate: not measured.
-LINES_OF_PIECE = 4
-#: The number of elements per thread in float32 arithmetic: of x alone, and of dy and x with float64
-#: sums of each. In float64 arithmetic it is a quarter. It is half if a thread reads fewer than
-#: NARROW bytes at once, since each read keeps an address in registers.
-EACH_OF_X, EACH_OF_BOTH, NARROW = 16, 8, 8
+MOST_LINES, LEAST_LINES = 64, 2
+#: The number of warps that lines are divided among at least: as many as fit at once in an H200 with
+#: 128 registers per thread. It is the same on all GPUs, so that sums are added in the same order.
+WARPS = 132 * 16
+#: The number of warps of a program that has pieces of lines, since it cannot hold a whole one.
+PIECE_WARPS = 4
+#: The bytes of x per thread in the forward pass, and the largest number of elements. On an H200,
+#: layer norm of (4096, 4096) in float32 took 58, 42 and 47 µs with 32, 64 and 128 bytes; in
+#: bfloat16 37, 29 and 76.
+BYTES_OF_X, MOST_OF_X = 64, 32
+#: The number of elements of dy and x per thread, whose sums are float64.
+EACH_OF_BOTH = 8
+#: The numbers of elements of x, and of dy and x, per thread: in float64 arithmetic, and for threads
+#: that read less than NARROW bytes at once, since each read keeps an address in registers.
+WIDE_EACH, NARROW_EACH, NARROW = (4, 2), (8, 4), 8
+#: The number of elements per thread of a program that has ``Device.persistent`` of them.
+PERSISTENT_EACH = 16
 #: The largest number of lines per thread, since their coefficients take registers too; it is at
 #: most half the number of elements. With as many lines as elements, one kernel of 40 spilled 8
 #: bytes per thread.
 LINES_EACH = 4
+#: The number of a program's lines that are read or computed at once. On an H200, layer norm's
+#: gradients of (8192, 768) in float32 took 42 µs without, 36 with 2 and 29 with 3 or 4.
+STAGES = 3
+#: The bytes of shared memory that stages may take: a program of compute capability 8.6 has 99 KiB.
+SHARED = 96 << 10
 
 
 class Lines(Problem):
@@ -173,6 +183,7 @@ class Cut:
         each: the number of tiles that a program processes one after the other.
         slots: the number of programs that process the same piece of different lines.
         whole: whether a program holds its lines in registers, and reads them only once.
+        stages: the number of tiles that are read or computed at once; 0 for one.
     """
 
     tile: Tile
@@ -180,38 +191,52 @@ class Cut:
     each: int
     slots: int
     whole: bool
+    stages: int
 
 
 def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
-    """Give a program whole lines if its registers can hold them, otherwise pieces of lines."""
-    each = EACH_OF_X if problem.forward else EACH_OF_BOTH
-    if problem.arithmetic is dtypes.float64:
-        each //= 4
+    """Give a program whole lines if its registers can hold one, otherwise pieces of lines."""
+    each = most_each = EACH_OF_BOTH
+    if problem.forward:
+        each, most_each = BYTES_OF_X // itemsize(problem), MOST_OF_X
+    of_both, wide = not problem.forward, problem.arithmetic is dtypes.float64
+    if wide:
+        each = most_each = WIDE_EACH[of_both]
     if narrowest(problem, layout) < NARROW:
-        each //= 2
-    most = device.persistent * each // EACH_OF_X
+        each = most_each = min(each, NARROW_EACH[of_both])
     lines, height = problem.channel.size, power_of_two(problem.positions)
-    whole = height <= most
+    most_warps = warps = 2 * device.threads // 32
+    whole = height <= device.persistent * most_each // PERSISTENT_EACH
+    alone = layout.pattern == "rows"
+    if alone:
+        # A line alone, in as few warps as can hold it: the sums of a tile with several lines have
+        # another layout than the tile, which is then converted to it through shared memory.
+        warps = min(most_warps if whole else PIECE_WARPS, max(1, height // (32 * each)))
+    most = 32 * warps * each
     if not whole:
-        most = 2 * device.threads * each
-        height = min(height, max(problem.padded, most // min(LINES_OF_PIECE, power_of_two(lines))))
+        together = 1 if alone else min(SQUARE, power_of_two(lines))
+        height = min(height, max(problem.padded, most // together))
     pieces = ceil_div(problem.positions, height)
     read = element_bytes(problem) * min(height, problem.positions)
-    wanted = ceil_div(lines * problem.sets.size * pieces, PROGRAMS)
+    wanted = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
     fewest = LEAST_LINES if problem.wants_parameters and not problem.forward else 1
-    least = max(ceil_div(fewest, problem.sharing), ceil_div(LEAST, read))
-    part = min(lines, max(least, min(wanted, MOST_LINES)))
+    least = ceil_div(LEAST * 32 * warps // device.threads, read)
+    part = min(lines, max(ceil_div(fewest, problem.sharing), least, min(wanted, MOST_LINES)))
     width = min(power_of_two(part), max(1, most // height))
-    tile = _tile(problem, layout, 2 * device.threads // 32, each, height, width)
+    tile = _tile(problem, layout, most_warps, each, height, width)
     taken = ceil_div(part, tile.step)
-    return Cut(tile, pieces, taken, ceil_div(ceil_div(lines, tile.step), taken), whole)
+    # In half precision the forward pass was 5 to 10 % faster without stages, and tiles of several
+    # lines up to twice as fast. In float64 arithmetic they took registers that were not there.
+    staged = tile.step == 1 and not wide and (of_both or itemsize(problem) > 2)
+    staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED
+    slots = ceil_div(ceil_div(lines, tile.step), taken)
+    return Cut(tile, pieces, taken, slots, whole, STAGES if staged else 0)
 
 
 def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:
     """A tile of ``height`` elements by at most ``width`` lines, for at most ``most`` warps."""
     lines = each if layout.pattern == "tiles" else min(LINES_EACH, each // 2)
-    threads = height * width // min(each, VECTOR // itemsize(problem))
-    warps = min(most, max(1, threads // 32))
+    warps = min(most, max(1, height * width // (32 * each)))
     while True:
         tile = by_threads(Tile(height, width, width, 1, warps), layout)
         found = height * width // (32 * warps * tile.leading * tile.adjacent)

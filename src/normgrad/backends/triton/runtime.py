@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ... import devices, entries
+from ...entries import PythonRunner
+from ...overlap import Places
 from . import driver
 from .config import Arguments, Config, Tensor
-from .launches import Launch
+from .launches import ALIGNMENT, Launch
 from .program import Program
 from .tiling import ITEMSIZES
 
@@ -71,61 +74,39 @@ def _fitting(tensor: Tensor, address: int) -> Tensor:
 
 
 class Ready:
-    """A program's launches for one alignment of the tensors' addresses."""
+    """A program's launches for one alignment of the tensors' addresses.
+
+    Attributes:
+        steps: the launches for compiled code; None if it cannot make them.
+    """
 
     def __init__(self, launches: Sequence[tuple[Launch, Config, Any]]) -> None:
         """Load the kernels; ``launches`` are launches, their configurations and their kernels."""
-        from triton import knobs
-
-        self._by_triton = [
+        self._launches = [
             (launch, config, kernel[(launch.programs, 1, 1)]) for launch, config, kernel in launches
         ]
-        self._kernels = [(launch, kernel) for launch, _, kernel in launches]
-        self._hooks = knobs.runtime
-        suitable = all(driver.suits(kernel, launch) for launch, kernel in self._kernels)
-        self._driver = driver.launcher() if suitable else None
-        # The blocks that no call is using; a thread that finds none makes a new block.
-        self._blocks: list[driver.Block] = []
+        kernels = [(launch, kernel) for launch, _, kernel in launches]
+        suitable = all(driver.suits(kernel, launch) for launch, kernel in kernels)
+        self.steps = driver.steps(kernels) if suitable else None
 
-    def start(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch all kernels on a stream of the current device."""
-        ask = self._driver
-        if ask is None or self._hooked():
-            for index in range(len(self._by_triton)):
-                self._start_by_triton(index, addresses, stream)
-            return
-        try:
-            block = self._blocks.pop()
-        except IndexError:
-            block = driver.Block(self._kernels)
-        block.addresses[:] = addresses[: len(block.addresses)]
-        for index, launch in enumerate(block.launches):
-            launch.config.stream = stream
-            if ask(*launch.asked, None):
-                # The thread may lack a CUDA context. Triton sets it, or raises the proper error.
-                self._start_by_triton(index, addresses, stream)
-        # The block can be reused, since the driver has copied its contents.
-        self._blocks.append(block)
-
-    def _start_by_triton(self, index: int, addresses: Sequence[int], stream: int) -> None:
-        launch, config, start = self._by_triton[index]
-        start(launch.at(addresses), config, stream=stream)
-
-    def _hooked(self) -> bool:
-        """Whether there are hooks on launches, which only Triton's launcher calls."""
-        hooks = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
-        # A chain of hooks may be empty.
-        return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+    def start(self, addresses: Sequence[int], stream: int, done: int) -> None:
+        """Launch the kernels from one on, by Triton's launcher, which raises the proper errors."""
+        for launch, config, start in self._launches[done:]:
+            start(launch.at(addresses), config, stream=stream)
 
 
-class Runner:
+class Runner(PythonRunner):
     """A program that is ready to run on addresses.
 
     ``index`` is the index of a CUDA device, or None to interpret the kernels on the CPU, for which
     Triton must have been imported with TRITON_INTERPRET=1.
     """
 
-    def __init__(self, program: Program, index: int | None) -> None:
+    def __init__(
+        self, program: Program, index: int | None, inputs: Places, outputs: Places
+    ) -> None:
+        device = devices.CPU if index is None else f"cuda:{index}"
+        super().__init__(inputs, outputs, device, program.workspace_size, ALIGNMENT)
         self._launches = program.launches
         self._index = index
         self._ready: dict[tuple[int, ...], Ready] = {}
@@ -135,23 +116,50 @@ class Runner:
             self._cuda = torch.cuda
             self._stream = torch._C._cuda_getCurrentRawStream
 
-    def run(self, addresses: Sequence[int]) -> None:
+    def run(self, addresses: Sequence[int], done: int = 0) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""
         if self._index is None:
             _interpret(self._launches, addresses)
         elif self._cuda.current_device() == self._index:
-            self._start(addresses)
+            self._start(addresses, done)
         else:
             with self._cuda.device(self._index):
-                self._start(addresses)
+                self._start(addresses, done)
 
-    def _start(self, addresses: Sequence[int]) -> None:
-        # The kernels are compiled for the alignment, the lowest bits of the tensors' addresses.
-        key = (addresses[0] & 15, addresses[1] & 15, addresses[2] & 15)
+    def _start(self, addresses: Sequence[int], done: int) -> None:
+        low = (1 << entries.ALIGNED_BITS) - 1
+        key = (addresses[0] & low, addresses[1] & low, addresses[2] & low)
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = self._prepare(key)
-        ready.start(addresses, self._stream(self._index))
+            # Of several threads, one has its launches kept, to which the table then points.
+            ready = self._ready.setdefault(key, self._prepare(key))
+        ready.start(addresses, self._stream(self._index), done)
+        self._tell(key, ready)
+
+    def _tell(self, key: tuple[int, ...], ready: Ready) -> None:
+        """Let compiled code make the launches for addresses of the same alignment."""
+        from triton import knobs
+
+        functions, table = driver.functions(), self.table
+        hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        lists = [getattr(hook, "calls", None) for hook in hooks]
+        table[entries.STEP_COUNT] = 0
+        if (
+            ready.steps is None
+            or functions is None
+            or any(type(each) is not list for each in lists)
+        ):
+            return
+        # The table has the addresses of these objects.
+        self._told = self._stream, self._index, lists
+        table[entries.DRIVE], table[entries.CURRENT_DEVICE] = functions
+        table[entries.STEPS] = ready.steps.ctypes.data
+        table[entries.ALIGNED] = sum(
+            bits << entries.ALIGNED_BITS * place for place, bits in enumerate(key)
+        )
+        table[entries.STREAM_OF], table[entries.ORDINAL] = id(self._stream), id(self._index)
+        table[entries.HOOKS : entries.HOOKS + 2] = [id(each) for each in lists]
+        table[entries.STEP_COUNT] = len(ready.steps)
 
     def _prepare(self, key: tuple[int, ...]) -> Ready:
         from triton.runtime import driver as triton_driver

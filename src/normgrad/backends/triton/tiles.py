@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import triton
 import triton.language as tl
 
 from . import access
 from .access import pointers
-from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
+from .arithmetic import (
+    INTERPRETED,
+    Pair,
+    added,
+    exact,
+    kept,
+    masked,
+    real,
+    rounded,
+    sum_along,
+    times,
+    two_sum,
+)
 from .jit import helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -39,10 +52,38 @@ def both(sums, others, WIDE: tl.constexpr):
     )
 
 
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@helper
+def spread(p, WIDE: tl.constexpr):
+    """A pair of one element each, without the layout that it has from a reduction.
+
+    Triton else converts whole tiles to that layout, through shared memory.
+    """
+    value = tl.full([1], tl.sum(p.value, 0), p.value.dtype)
+    error = tl.zeros_like(value)
+    if WIDE:
+        error = tl.full([1], tl.sum(p.error, 0), p.error.dtype)
+    return Pair(value, error)
+
+
 @helper
 def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
     """Reduce sums along an axis."""
-    return Sums(sum_along(sums.total, AXIS, WIDE), sum_along(sums.projection, AXIS, WIDE))
+    if WIDE or INTERPRETED:
+        total = sum_along(sums.total, AXIS, WIDE)
+        projection = sum_along(sums.projection, AXIS, WIDE)
+    else:  # at once, so that the program's threads wait for each other only once
+        both = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
+        total, projection = exact(both[0]), exact(both[1])
+    ONE: tl.constexpr = total.value.shape[0] == 1
+    if ONE:
+        return Sums(spread(total, WIDE), spread(projection, WIDE))
+    else:
+        return Sums(total, projection)
 
 
 # The tuples of constants below have names, since Triton 3.6 would flatten a tuple that is passed on

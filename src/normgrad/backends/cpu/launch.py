@@ -1,0 +1,88 @@
+"""The launch of a GPU plan's kernels by compiled code, without Triton's launcher.
+
+Triton's launcher converts all arguments from Python objects at every launch. The entry table has
+them in the form that CUDA's driver reads (see driver.py of the Triton backend), so that a call
+supplies only the stream and the addresses. The GIL is held; it is released during launches.
+"""
+
+from __future__ import annotations
+
+from ... import entries as E
+from ...problem import OTHERS, Role
+from . import objects as py
+from .helpers import helper
+from .intrinsics import address_of, call, external, get, int_buffer, not_inlined, plain, put, word
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Sizes of arrays on the stack, which have to be globals of the module that uses them.
+CONFIG_FIELDS, PARAMETERS_MAX = E.CONFIG_FIELDS, E.PARAMETERS_MAX
+DY, X, DX = int(Role.GRAD_OUT), int(Role.INPUT), int(Role.RESULT)
+
+let_others_run = external("PyEval_SaveThread")
+come_back = external("PyEval_RestoreThread")
+
+
+@helper
+def alignment_of(addresses):
+    """The alignment for which kernels are compiled: the lowest bits of three addresses."""
+    low = E.ALIGNED_BITS
+    return (
+        get(addresses, DY) % (1 << low)
+        | get(addresses, X) % (1 << low) << low
+        | get(addresses, DX) % (1 << low) << 2 * low
+    )
+
+
+@helper
+def is_prepared(plan, addresses):
+    """Whether the table has kernels for these addresses, on the current device and without hooks.
+
+    Hooks are functions that Triton's launcher calls at every launch.
+    """
+    if word(plan, E.STEP_COUNT) == 0 or word(plan, E.ALIGNED) != alignment_of(addresses):
+        return False
+    for hook in range(2):
+        if word(word(plan, E.HOOKS + hook), py.LENGTH) != 0:
+            return False
+    current = int_buffer(1)
+    put(current, 0, 0)
+    if call(word(plan, E.CURRENT_DEVICE), (current,)) != 0:
+        return False
+    return get(current, 0) == word(plan, E.DEVICE) >> 32
+
+
+@helper
+def launch(plan, addresses):
+    """Launch a plan's kernels on the current stream; returns how many CUDA accepted."""
+    not_inlined()
+    if not is_prepared(plan, addresses):
+        return 0
+    argument = int_buffer(1)
+    put(argument, 0, word(plan, E.ORDINAL))
+    found = py.call_object((word(plan, E.STREAM_OF), argument, 1, 0))
+    if found == 0:
+        py.clear_error(())
+        return 0
+    config, parameters = int_buffer(CONFIG_FIELDS), int_buffer(PARAMETERS_MAX)
+    for field in range(CONFIG_FIELDS):
+        put(config, field, 0)
+    put(config, E.CONFIG_STREAM, py.integer(found))
+    py.release((found,))
+    for slot in range(OTHERS):
+        put(parameters, slot, address_of(addresses) + 8 * slot)
+    # Another thread may change the table while the GIL is released; it keeps what it points to.
+    start, steps = word(plan, E.DRIVE), word(plan, E.STEPS)
+    count, done = word(plan, E.STEP_COUNT), plain(0)
+    state = let_others_run(())
+    for index in range(count):
+        step = steps + 8 * E.LAUNCH_FIELDS * index
+        for field in range(E.CONFIG_STREAM):
+            put(config, field, word(step, field))
+        for constant in range(word(step, E.CONSTANT_COUNT)):
+            put(parameters, OTHERS + constant, step + 8 * (E.CONSTANTS + constant))
+        if call(start, (config, word(step, E.KERNEL), parameters, 0)) != 0:
+            break
+        done += 1
+    come_back((state,))
+    return done
