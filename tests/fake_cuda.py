@@ -152,26 +152,19 @@ def install(library: Path) -> None:
 
 
 @cache
-def _by_compiled_code() -> Callable[[int, int, int], int]:
-    import numba
+def _by_compiled_code() -> Callable[..., int]:
+    from normgrad.backends.cpu.runtime import launch
 
-    from normgrad.backends.cpu.enter import run_by_python
-    from normgrad.backends.cpu.intrinsics import integers_at
-
-    @numba.njit  # type: ignore[untyped-decorator]
-    def compiled(plan: int, known: int, places: int) -> Any:
-        return run_by_python(plan, known, integers_at(places), integers_at(places))
-
-    return compiled  # type: ignore[no-any-return]
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)(launch())
 
 
 def call(runner: Any, addresses: Sequence[int]) -> None:
     """Run a program as compiled code does that has recognised a call."""
-    places = (ctypes.c_int64 * PLACES)(*addresses[:PLACES])
-    table = runner.table.ctypes.data
-    answer = _by_compiled_code()(table, native.known.ctypes.data, ctypes.addressof(places))
-    if answer != id(None):
-        error = ctypes.cast(answer, ctypes.py_object).value
+    places, said = (ctypes.c_int64 * PLACES)(*addresses[:PLACES]), ctypes.c_int64()
+    known = native.known.ctypes.data
+    words = runner.table.ctypes.data, known, ctypes.addressof(places), ctypes.addressof(said)
+    if _by_compiled_code()(*words):
+        error = ctypes.cast(said.value, ctypes.py_object).value
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
         raise error
 

@@ -33,6 +33,8 @@ def ran(monkeypatch):
 
     An exception in place of addresses is raised instead of a run.
     """
+    from normgrad.backends.cpu.runtime import launch
+
     seen = []
     inner = choice._Cpu.runner
 
@@ -50,7 +52,7 @@ def ran(monkeypatch):
             cpu.run(addresses)
 
         size = program.workspace_size
-        return Runner(inputs, outputs, devices.CPU, size, self.alignment)
+        return Runner(inputs, outputs, devices.CPU, size, self.alignment, launch())
 
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})

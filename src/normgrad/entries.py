@@ -21,8 +21,9 @@ from .workspaces import model
 
 # The fields of a table, which are int64: the address of the compiled driver, or of CUDA's function
 # for launches; its steps, or launches; the template of a compiled driver's block, and whether it
-# wants a team of threads. The address of a function of Python's that runs the plan, else 0; and the
-# objects with which such a plan makes a workspace: a function, and its argument. The device, as in
+# wants a team of threads. Of a plan that another backend computes, the addresses of the compiled
+# function that runs it and of a function of Python's that does the same, and the objects that make
+# a workspace, a function and its argument. The device, as in
 # DLPack, and the bytes and alignment of the workspace; the number of inputs, and whether one of dy
 # and x is read as both. For launches, the alignment that they are for, CUDA's function for the
 # current device, the objects that tell its stream, a function and its argument, and two lists of
@@ -30,13 +31,13 @@ from .workspaces import model
 # the size of a page. LENGTH counts the WORDS used.
 (
     DRIVE, STEPS, STEP_COUNT, TEMPLATE, PARALLEL,
-    FUNCTION, MAKER, MODEL,
+    RUN, FUNCTION, MAKER, MODEL,
     DEVICE, WORKSPACE_SIZE, ALIGNMENT,
     INPUTS, READS_DY, READS_X,
     ALIGNED, CURRENT_DEVICE, STREAM_OF, ORDINAL, HOOKS, _,
     MADVISE, MSYNC, PAGE, LENGTH,
     SLOTS,
-) = range(25)  # fmt: skip
+) = range(26)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
 # model for each new result, and PROBED the addresses of the caller's outputs and of the workspace
 # that the last call found writable. WORDS is the signature of all tensors. ALIASES has the fields
@@ -146,13 +147,24 @@ class PythonRunner(Entry):
     """A plan's entry table for a backend that a function of Python runs."""
 
     def __init__(
-        self, inputs: Places, outputs: Places, device: str, workspace_size: int, alignment: int
+        self,
+        inputs: Places,
+        outputs: Places,
+        device: str,
+        workspace_size: int,
+        alignment: int,
+        compiled_run: int,
     ) -> None:
-        """Make the table for tensors at these places."""
+        """Make the table for tensors at these places; see RUN for ``compiled_run``."""
         self.enter = native.answer
         self._function = self.answer  # the table has the addresses of these objects
         self._maker, self._model = model(max(1, workspace_size), device)
-        fields = {FUNCTION: id(self._function), MAKER: id(self._maker), MODEL: id(self._model)}
+        fields = {
+            RUN: compiled_run,
+            FUNCTION: id(self._function),
+            MAKER: id(self._maker),
+            MODEL: id(self._model),
+        }
         super().__init__(inputs, outputs, device, workspace_size, alignment, fields)
 
     def run(self, addresses: Sequence[int], done: int = 0) -> None:

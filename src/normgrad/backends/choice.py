@@ -8,13 +8,12 @@ tested without a GPU. It is read when a plan is made.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .. import devices
-from ..loading import KernelError, check_numba, loading
+from ..loading import check_numba, loading
 from ..machine import this_machine
 from ..settings import SettingError
 from .cpu import program as cpu
@@ -71,13 +70,11 @@ class _Triton:
         self, program: triton.Program, inputs: Places, outputs: Places
     ) -> triton_runtime.Runner:
         with loading():
-            from .cpu.runtime import take_calls
+            from .cpu.runtime import launch
             from .triton import runtime, selfcheck
         if not self._checked:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
-        with suppress(KernelError):  # Python then reads all calls
-            take_calls()
-        return runtime.Runner(program, self._index, inputs, outputs)
+        return runtime.Runner(program, self._index, inputs, outputs, launch())
 
 
 #: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says

@@ -17,19 +17,7 @@ from ...problem import PLACES, WORKSPACE, Role
 from . import objects as py
 from .alias_check import passes
 from .helpers import helper
-from .intrinsics import (
-    address_of,
-    bits_of,
-    call,
-    get,
-    int_buffer,
-    integers_at,
-    not_inlined,
-    plain,
-    put,
-    word,
-)
-from .launch import come_back, launch, let_others_run
+from .intrinsics import bits_of, call, get, int_buffer, integers_at, not_inlined, plain, put, word
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -43,8 +31,9 @@ WORDS_MAX, KEY_MAX = E.WORDS_MAX, 4 * E.WORDS_MAX
 DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 #: The word that stands before the results in a signature or key.
 _RESULTS = -2
-#: The status of a call that a plan's function of Python has answered, but not by running it.
-ANSWERED = 2
+#: The statuses of a call for which nothing was done, and of one whose plan's function of Python
+#: has answered otherwise than by running it.
+NOTHING_DONE, ANSWERED = 1, 2
 
 
 @helper
@@ -204,55 +193,8 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
-def ask(plan, addresses, done):
-    """Have a plan's function of Python run it from a step on; returns its answer.
-
-    The answer is 0 if Python raised.
-    """
-    arguments, answered = int_buffer(2), plain(0)
-    put(arguments, 0, py.long_from((address_of(addresses),)))
-    put(arguments, 1, py.long_from((done,)))
-    if get(arguments, 0) != 0 and get(arguments, 1) != 0:
-        answered = py.call_object((word(plan, E.FUNCTION), arguments, 2, 0))
-    py.release((get(arguments, 0),))
-    py.release((get(arguments, 1),))
-    return answered
-
-
-@helper
-def run_by_python(plan, known, addresses, words):
-    """Launch a plan's kernels, or have its function of Python run it; returns the answer of that.
-
-    The answer is None if the plan ran, and 0 if Python raised. The result is -1 if there is no
-    memory for a workspace, in which case nothing was done.
-    """
-    not_inlined()
-    own = plain(0)
-    if word(plan, E.WORKSPACE_SIZE) > 0 and get(addresses, WORKSPACE) == 0:
-        argument = int_buffer(1)
-        put(argument, 0, word(plan, E.MODEL))
-        own = py.call_object((word(plan, E.MAKER), argument, 1, 0))
-        if own == 0:
-            py.clear_error(())
-            return -1
-        put(addresses, WORKSPACE, room_of(plan, known, own, words))
-    done, answered = plain(0), word(known, native.NONE)
-    if get(addresses, WORKSPACE) != 0 or word(plan, E.WORKSPACE_SIZE) == 0:
-        done = launch(plan, addresses)
-        if done == 0 or done != word(plan, E.STEP_COUNT):
-            answered = ask(plan, addresses, done)
-        else:
-            py.retain((answered,))
-    else:
-        answered = -1
-    # The memory may be reused only by later work on the same stream.
-    py.release((own,))
-    return answered
-
-
-@helper
 def run(plan, known, probed, team, threads, tensors, results, out, workspace, said):
-    """Compute on a call's objects; returns 0 if it was done, 1 if nothing was done.
+    """Compute on a call's objects; returns 0 if it was done, else one of the statuses above.
 
     If it returns ANSWERED, ``said`` has what the plan's function of Python answered instead of
     running it, or 0 if Python raised.
@@ -264,11 +206,11 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
     inputs = word(tensors, py.LENGTH)
     at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), addresses)
     if at < 0:
-        return 1
+        return NOTHING_DONE
     put(words, at, _RESULTS)
     at = tell_addresses(plan, known, results, out, inputs, words, at + 1, addresses)
     if at != word(plan, E.LENGTH):
-        return 1
+        return NOTHING_DONE
     if word(plan, E.READS_DY) != 0:
         put(addresses, X, get(addresses, DY))
     if word(plan, E.READS_X) != 0:
@@ -289,25 +231,21 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
             unprobed |= 1 << WORKSPACE
     put(addresses, WORKSPACE, scratch)
     if not passes(plan, slots, unprobed, addresses):
-        return 1
-    if word(plan, E.FUNCTION) != 0:
-        answered = run_by_python(plan, known, addresses, words)
-        if answered == -1:
-            return 1
-        if answered != word(known, native.NONE):
-            put(said, 0, answered)
-            return ANSWERED
-        py.release((answered,))
+        return NOTHING_DONE
+    if word(plan, E.RUN) != 0:
+        status = call(word(plan, E.RUN), (plan, known, addresses, said))
+        if status != 0:
+            return status
     else:
         own = 0
         if size > 0 and scratch == 0:
             own = py.allocate((size,))
             if own == 0:
-                return 1
+                return NOTHING_DONE
             put(addresses, WORKSPACE, aligned(plan, own))
-        state = let_others_run(())
+        state = py.let_others_run(())
         call(word(plan, E.DRIVE), (plan, team, threads, addresses))
-        come_back((state,))
+        py.come_back((state,))
         py.free((own,))
     for index in range(count):
         slot = word(plan, E.SLOTS + inputs + index)

@@ -25,6 +25,7 @@ from . import (
     drive,
     enter,
     forward_along,
+    launch,
     moves,
     row_moments,
     row_writes,
@@ -89,6 +90,7 @@ def _sources() -> dict[str, Source]:
     found = {
         units.DRIVER: Source(drive.drive, drive.SIGNATURE),
         units.ENTRY: Source(enter.function, enter.SIGNATURE),
+        units.LAUNCH: Source(launch.run, launch.SIGNATURE),
         units.OPENMP: Source(drive.share, drive.SHARE_SIGNATURE),
         units.NUMBA: Source(drive.start_numba, drive.START_SIGNATURE),
         units.TASKS: Source(walk.run_tasks, walk.SIGNATURE),

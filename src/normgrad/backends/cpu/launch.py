@@ -1,4 +1,4 @@
-"""The launch of a GPU plan's kernels by compiled code, without Triton's launcher.
+"""Plans that compiled code does not compute itself: it launches a GPU's kernels, or asks Python.
 
 Triton's launcher converts all arguments from Python objects at every launch. The entry table has
 them in the form that CUDA's driver reads (see driver.py of the Triton backend), so that a call
@@ -7,20 +7,34 @@ supplies only the stream and the addresses. The GIL is held; it is released duri
 
 from __future__ import annotations
 
+from numba import types
+
 from ... import entries as E
-from ...problem import OTHERS, Role
+from ... import native
+from ...problem import OTHERS, WORKSPACE, Role
 from . import objects as py
+from .enter import ANSWERED, NOTHING_DONE, room_of
 from .helpers import helper
-from .intrinsics import address_of, call, external, get, int_buffer, not_inlined, plain, put, word
+from .intrinsics import (
+    address_of,
+    call,
+    get,
+    int_buffer,
+    integers_at,
+    not_inlined,
+    plain,
+    put,
+    word,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+#: The type of ``run``: it takes the entry table, native.py's, the addresses, and a word.
+SIGNATURE = types.int64(*[types.int64] * 4)
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them.
 CONFIG_FIELDS, PARAMETERS_MAX = E.CONFIG_FIELDS, E.PARAMETERS_MAX
+SIGNATURE_MAX = py.SIGNATURE_MAX
 DY, X, DX = int(Role.GRAD_OUT), int(Role.INPUT), int(Role.RESULT)
-
-let_others_run = external("PyEval_SaveThread")
-come_back = external("PyEval_RestoreThread")
 
 
 @helper
@@ -74,7 +88,7 @@ def launch(plan, addresses):
     # Another thread may change the table while the GIL is released; it keeps what it points to.
     start, steps = word(plan, E.DRIVE), word(plan, E.STEPS)
     count, done = word(plan, E.STEP_COUNT), plain(0)
-    state = let_others_run(())
+    state = py.let_others_run(())
     for index in range(count):
         step = steps + 8 * E.LAUNCH_FIELDS * index
         for field in range(E.CONFIG_STREAM):
@@ -84,5 +98,51 @@ def launch(plan, addresses):
         if call(start, (config, word(step, E.KERNEL), parameters, 0)) != 0:
             break
         done += 1
-    come_back((state,))
+    py.come_back((state,))
     return done
+
+
+@helper
+def ask(plan, addresses, done):
+    """Have a plan's function of Python run it from a step on; returns its answer.
+
+    The answer is 0 if Python raised.
+    """
+    arguments, answered = int_buffer(2), plain(0)
+    put(arguments, 0, py.long_from((address_of(addresses),)))
+    put(arguments, 1, py.long_from((done,)))
+    if get(arguments, 0) != 0 and get(arguments, 1) != 0:
+        answered = py.call_object((word(plan, E.FUNCTION), arguments, 2, 0))
+    py.release((get(arguments, 0),))
+    py.release((get(arguments, 1),))
+    return answered
+
+
+def run(plan, known, places, said):
+    """Launch a plan's kernels, or have its function of Python run it; returns a status of enter.py.
+
+    ``said`` gets what the function answered if the plan did not run, or 0 if Python raised.
+    """
+    addresses, own = integers_at(places), plain(0)
+    if word(plan, E.WORKSPACE_SIZE) > 0 and get(addresses, WORKSPACE) == 0:
+        argument = int_buffer(1)
+        put(argument, 0, word(plan, E.MODEL))
+        own = py.call_object((word(plan, E.MAKER), argument, 1, 0))
+        if own == 0:
+            py.clear_error(())
+            return NOTHING_DONE
+        put(addresses, WORKSPACE, room_of(plan, known, own, int_buffer(SIGNATURE_MAX)))
+        if get(addresses, WORKSPACE) == 0:
+            py.release((own,))
+            return NOTHING_DONE
+    done, status = launch(plan, addresses), 0
+    if done == 0 or done != word(plan, E.STEP_COUNT):
+        answered = ask(plan, addresses, done)
+        if answered == word(known, native.NONE):
+            py.release((answered,))
+        else:
+            put(integers_at(said), 0, answered)
+            status = ANSWERED
+    # The memory may be reused only by later work on the same stream.
+    py.release((own,))
+    return status

@@ -55,6 +55,8 @@ allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
 clear_error = external("PyErr_Clear")
 raised = external("PyErr_Occurred")
 copy_bytes = external("memmove")
+#: The release of the GIL, and its taking, with the state that the release returned.
+let_others_run, come_back = external("PyEval_SaveThread"), external("PyEval_RestoreThread")
 
 
 @helper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import devices, native
 from ... import entries as E
+from ...loading import KernelError
 from ...overlap import Places
 from . import block as B
 from . import teams, units
@@ -54,6 +55,14 @@ def answer() -> Callable[..., Any]:
 def take_calls() -> None:
     """Have compiled code answer calls from now on."""
     native.answer = native.copies = answer()
+
+
+def launch() -> int:
+    """The address of the compiled function that runs plans of other backends; 0 without one."""
+    with suppress(KernelError):
+        take_calls()
+        return units.address(units.LAUNCH)
+    return 0  # Python then reads all calls
 
 
 #: The type of the driver, ``drive.drive``.

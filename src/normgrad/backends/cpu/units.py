@@ -17,6 +17,8 @@ from .steps import Step
 
 #: The driver, which runs a program's steps, and the function that Python calls.
 DRIVER, ENTRY = "driver", "entry"
+#: The function that runs the plans of a GPU, which no program of the CPU needs.
+LAUNCH = "launch"
 #: The walk of a task through the tensors; and the walk with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
 #: The function of each OpenMP thread, and the one that starts Numba's threads on a step.

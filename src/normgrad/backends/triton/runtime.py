@@ -103,10 +103,16 @@ class Runner(PythonRunner):
     """
 
     def __init__(
-        self, program: Program, index: int | None, inputs: Places, outputs: Places
+        self,
+        program: Program,
+        index: int | None,
+        inputs: Places,
+        outputs: Places,
+        compiled_run: int = 0,
     ) -> None:
         device = devices.CPU if index is None else f"cuda:{index}"
-        super().__init__(inputs, outputs, device, program.workspace_size, ALIGNMENT)
+        size = program.workspace_size
+        super().__init__(inputs, outputs, device, size, ALIGNMENT, compiled_run)
         self._launches = program.launches
         self._index = index
         self._ready: dict[tuple[int, ...], Ready] = {}
