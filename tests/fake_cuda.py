@@ -225,6 +225,39 @@ def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[
     return {**found, "told": told}
 
 
+def run_hooked_later(
+    name: str, program: Any, addresses: Sequence[int], replaces: bool
+) -> list[tuple[str, int]]:
+    """The kernels and streams that a hook is told of which is there for the second of three calls.
+
+    Either it is added to Triton's chain, or it takes the chain's place.
+    """
+    from triton import knobs
+
+    from normgrad.backends.triton.runtime import Runner
+
+    told, chain = [], getattr(knobs.runtime, name)
+
+    def hook(metadata: Any) -> None:
+        found = metadata.get()
+        told.append((found["name"], found["stream"]))
+
+    runner = Runner(program, 0, [], [])
+    call(runner, addresses)
+    if replaces:
+        setattr(knobs.runtime, name, hook)
+    else:
+        chain.add(hook)
+    try:
+        call(runner, addresses)
+    finally:
+        setattr(knobs.runtime, name, chain)
+        chain.remove(hook)
+    call(runner, addresses)
+    cuda.launches()
+    return told
+
+
 def run_refused(
     status: int, program: Any, addresses: Sequence[int], after: int
 ) -> tuple[str, int, int]:
@@ -253,7 +286,10 @@ def run_refused(
 def run_in_threads(
     program: Any, calls: Sequence[Sequence[int]], rounds: int
 ) -> list[dict[str, Any]]:
-    """Make all calls at once, each in its own thread and stream; return the launches."""
+    """Make all calls at once, each in its own thread and stream; return the launches.
+
+    The calls may have addresses of different alignments.
+    """
     from normgrad.backends.triton.runtime import Runner
 
     runner = Runner(program, 0, [], [])

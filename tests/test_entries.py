@@ -33,7 +33,7 @@ def ran(monkeypatch):
 
     An exception in place of addresses is raised instead of a run.
     """
-    from normgrad.backends.cpu.runtime import launch
+    from normgrad.backends.cpu import runtime
 
     seen = []
     inner = choice._Cpu.runner
@@ -52,7 +52,7 @@ def ran(monkeypatch):
             cpu.run(addresses)
 
         size = program.workspace_size
-        return Runner(inputs, outputs, devices.CPU, size, self.alignment, launch())
+        return Runner(inputs, outputs, devices.CPU, size, self.alignment, runtime.launch())
 
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
@@ -130,6 +130,15 @@ def test_a_workspace_is_made_where_none_is_given(ran, python_way, to):
         assert (own.ctypes.data <= place < own.ctypes.data + own.nbytes) == (workspace is own)
     # The workspace is probed for read-only pages when it is first seen.
     assert len(python_way) == 1
+
+
+def test_without_a_compiled_function_python_handles_all_calls(ran, python_way, monkeypatch):
+    monkeypatch.setattr("normgrad.backends.cpu.runtime.launch", lambda: 0)
+    case = make("train", SHAPE)
+    first = raw(case.call())
+    for calls in (2, 3):
+        assert raw(case.call()) == first
+        assert len(python_way) == calls
 
 
 def test_without_memory_for_a_workspace(ran, python_way, monkeypatch):

@@ -19,25 +19,26 @@ from .overlap import Places, used
 from .problem import PLACES, WORKSPACE, Role
 from .workspaces import model
 
-# The fields of a table, which are int64: the address of the compiled driver, or of CUDA's function
-# for launches; its steps, or launches; the template of a compiled driver's block, and whether it
-# wants a team of threads. Of a plan that another backend computes, the addresses of the compiled
-# function that runs it and of a function of Python's that does the same, and the objects that make
-# a workspace, a function and its argument. The device, as in
-# DLPack, and the bytes and alignment of the workspace; the number of inputs, and whether one of dy
-# and x is read as both. For launches, the alignment that they are for, CUDA's function for the
-# current device, the objects that tell its stream, a function and its argument, and two lists of
-# hooks that must be empty. For the alias check, the addresses of madvise(2) and msync(2), or 0, and
-# the size of a page. LENGTH counts the WORDS used.
+# The fields of a table, which are int64.
+# What the plan consists of: the address of the compiled driver, or of CUDA's function for launches;
+# its steps, or launches. Of launches also the alignment that they are for, CUDA's function for the
+# current device, the objects that tell its stream, a function and its argument, and the object that
+# has Triton's hooks. These fields are written at once, since any thread may read them.
+# Of a compiled driver, the template of its block, and whether it wants a team of threads.
+# Of a plan that another backend computes, the addresses of the compiled function that runs it and
+# of a function of Python's that does the same, and the objects that make a workspace, a function
+# and its argument.
+# The device, as in DLPack, and the bytes and alignment of the workspace; the number of inputs, and
+# whether one of dy and x is read as both. For the alias check, the addresses of madvise(2) and
+# msync(2), or 0, and the size of a page. LENGTH counts the WORDS used.
 (
-    DRIVE, STEPS, STEP_COUNT, TEMPLATE, PARALLEL,
+    DRIVE, STEPS, STEP_COUNT, ALIGNED, CURRENT_DEVICE, STREAM_OF, ORDINAL, HOOKED,
+    TEMPLATE, PARALLEL,
     RUN, FUNCTION, MAKER, MODEL,
-    DEVICE, WORKSPACE_SIZE, ALIGNMENT,
-    INPUTS, READS_DY, READS_X,
-    ALIGNED, CURRENT_DEVICE, STREAM_OF, ORDINAL, HOOKS, _,
+    DEVICE, WORKSPACE_SIZE, ALIGNMENT, INPUTS, READS_DY, READS_X,
     MADVISE, MSYNC, PAGE, LENGTH,
     SLOTS,
-) = range(26)  # fmt: skip
+) = range(25)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
 # model for each new result, and PROBED the addresses of the caller's outputs and of the workspace
 # that the last call found writable. WORDS is the signature of all tensors. ALIASES has the fields
@@ -144,7 +145,10 @@ class Entry:
 
 
 class PythonRunner(Entry):
-    """A plan's entry table for a backend that a function of Python runs."""
+    """A plan's entry table for a backend of Python's.
+
+    Compiled code makes the launches that the table has; for all else it calls :meth:`answer`.
+    """
 
     def __init__(
         self,
@@ -157,15 +161,20 @@ class PythonRunner(Entry):
     ) -> None:
         """Make the table for tensors at these places; see RUN for ``compiled_run``."""
         self.enter = native.answer
+        self._device = device
         self._function = self.answer  # the table has the addresses of these objects
-        self._maker, self._model = model(max(1, workspace_size), device)
-        fields = {
-            RUN: compiled_run,
-            FUNCTION: id(self._function),
-            MAKER: id(self._maker),
-            MODEL: id(self._model),
-        }
+        self._model: tuple[Any, Any] | None = None
+        fields = {RUN: compiled_run, FUNCTION: id(self._function)}
         super().__init__(inputs, outputs, device, workspace_size, alignment, fields)
+
+    def learn(self, *call: Any) -> native.Ready | None:
+        """As :meth:`Entry.learn`; None also if nothing compiled can run the plan."""
+        ready = super().learn(*call) if self.table[RUN] else None
+        size = int(self.table[WORKSPACE_SIZE])
+        if ready is not None and size and self._model is None:
+            self._model = model(size, self._device)
+            self.table[MAKER], self.table[MODEL] = map(id, self._model)
+        return ready
 
     def run(self, addresses: Sequence[int], done: int = 0) -> None:
         """Compute on addresses in the order of :class:`.problem.Role`, from a step on."""

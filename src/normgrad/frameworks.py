@@ -264,8 +264,14 @@ class Torch(Framework):
         return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
 
     def model_of_bytes(self, device: str, size: int) -> tuple[Callable[[Any], Any], Any]:
-        """A function that makes such a tensor, and its argument, which takes a single byte."""
-        return self._torch.empty_like, self.bytes_on(device, 1).expand(size)
+        """A function that makes a tensor of ``size`` bytes on a GPU, and the function's argument.
+
+        The argument keeps no memory, which would count as the memory of a CUDA graph that is being
+        captured.
+        """
+        model = self.bytes_on(device, 1)
+        model.untyped_storage().resize_(0)
+        return self._torch.empty_like, model.expand(size)
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
         """A tensor with this spec over a DLPack producer's memory of bytes."""

@@ -24,9 +24,12 @@ MAX_RANK = 8
 (
     NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
-    IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES,
+    IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     FIELDS,
-) = range(18)  # fmt: skip
+) = range(21)  # fmt: skip
+
+#: The names of the attributes in which Triton has its hooks, a chain of calls each.
+_HOOKS = {ENTER_HOOK: "launch_enter_hook", EXIT_HOOK: "launch_exit_hook", CALLS: "calls"}
 
 # Offsets in NumPy's PyArrayObject, whose fields are public in C, in words of 8 bytes or, where
 # marked, in half words. The second word of every object is its type.
@@ -80,6 +83,7 @@ def _find_python() -> None:
     )
     known[NONE], known[TUPLE], known[TUPLE_ENTRIES] = id(None), id(tuple), tuple.__basicsize__
     known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
+    known[list(_HOOKS)] = [*map(id, _HOOKS.values())]
     known[NDARRAY], known[BYTES] = id(np.ndarray) if as_said else 0, id(np.dtype(np.uint8))
 
 

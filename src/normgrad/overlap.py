@@ -1,8 +1,8 @@
 """The exact alias check of a call's memory, before anything is written, with its error messages.
 
 Every tensor must have memory. The caller's outputs must be writable, and must not share a byte with
-another argument, except that some may have exactly the memory of an input. The CPU backend's
-compiled check (alias_check.py) passes the simple cases; a call that fails there is checked here.
+another argument, except that some may have exactly the memory of an input. The compiled check
+(alias_check.py) passes the simple cases; a call that fails there is checked here.
 """
 
 from __future__ import annotations

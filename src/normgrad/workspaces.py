@@ -45,10 +45,7 @@ def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int
 
 
 def model(size: int, device: str) -> tuple[Callable[[Any], Any], Any]:
-    """A function that makes a new workspace of ``size`` bytes, and the function's argument.
-
-    The argument takes no memory of that size.
-    """
+    """A function that makes a new workspace of ``size`` bytes, and the function's argument."""
     if device == devices.CPU:
         return np.empty_like, np.broadcast_to(np.uint8(0), (size,))
     return frameworks.of_torch().model_of_bytes(device, size)

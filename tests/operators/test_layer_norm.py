@@ -224,3 +224,16 @@ def test_rms_norm_is_layer_norm_without_a_mean(layout):
     for case in (forward, backward):
         tensors = {k: v for k, v in case.tensors.items() if k not in ("bias", "mean")}
         run(Case(case.name.replace("layer", "rms"), tensors, case.options))
+
+
+@pytest.mark.parametrize("count", [5, 200])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_infinite_element_leaves_its_row_no_deviation(count, dtype):
+    """RMS norm divides by an infinite root, so that only the element itself has no value."""
+    x = np.random.default_rng(0).standard_normal((3, count)).astype(dtype)
+    x[1, 2] = np.inf
+    y, rstd = ng.rms_norm(x, (count,))
+    assert rstd[1, 0] == 0
+    assert np.isnan(y[1, 2])
+    assert np.isfinite(y).sum() == 3 * count - 1
+    assert not np.delete(y[1], 2).any()

@@ -34,8 +34,9 @@ REGISTERS = 65536
 #: Shared memory of a program, in bytes: what there is on the least of the chips.
 SHARED = 99 << 10
 #: The bytes that a layer norm's forward pass may spill. On an H200 rows of 4096 bfloat16 elements
-#: took 27 µs with 16 bytes spilled, and 35 with half as many elements per thread and none.
-SPILLED = 64
+#: took 27 µs with 16 bytes spilled, and 35 with half as many elements per thread and none. Compute
+#: capability 12.0 spills most, 120 bytes.
+SPILLED = 128
 #: Compute capabilities; the first has the most kernels.
 ARCHITECTURES = (90, 80, 100, 120)
 #: Kernels that are compiled of each list, where not all are.
@@ -201,8 +202,9 @@ def test_programs_that_have_many_groups(shape, groups, tmp_path):
     check(launches, ARCHITECTURES[0], tmp_path)
 
 
+@pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, 2))
 @pytest.mark.parametrize(("shape", "groups"), [*sampled(LINES[:-1], 2), LINES[-1]], ids=str)
-def test_programs_of_lines(shape, groups, tmp_path):
+def test_programs_of_lines(shape, groups, architecture, tmp_path):
     """What a line's positions have of the parameters, and their sums, take registers."""
     made = [
         program_of(name, **arguments(name, shape, dtype, layout, groups=groups))
@@ -212,7 +214,7 @@ def test_programs_of_lines(shape, groups, tmp_path):
     ]
     launches = [launch for launch in distinct(made) if launch.kernel in OVER_TENSORS]
     assert {launch.kernel for launch in launches} <= {"lines", "write"}
-    check(sampled(launches, SAMPLE, f"{shape} {groups}"), ARCHITECTURES[0], tmp_path)
+    check(sampled(launches, SAMPLE, f"{shape} {groups}"), architecture, tmp_path)
 
 
 #: Statistics of so many ranks and channels.

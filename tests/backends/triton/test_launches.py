@@ -127,6 +127,15 @@ def test_hooks_are_called_at_every_launch(in_process, hook):
     assert in_process(fake_cuda.run, made, calls)["by_triton"] == len(made.launches)
 
 
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_are_called_from_when_they_are_set(in_process, hook):
+    """Also where a function takes the place of Triton's chain of hooks."""
+    made, call = program("three"), addresses()
+    for replaces in (False, True):
+        told = in_process(fake_cuda.run_hooked_later, hook, made, call, replaces)
+        assert told == [(launch.kernel, fake_cuda.STREAM) for launch in made.launches], replaces
+
+
 def test_kernels_are_looked_up_once_for_an_alignment(in_process):
     made = program("one")
     calls = [addresses(0), addresses(1, offset=2), addresses(2), addresses(3, offset=2)]
@@ -157,15 +166,22 @@ def test_a_launch_that_is_refused_is_an_error(in_process, after):
 
 
 def test_threads_have_arguments_and_streams_of_their_own(in_process):
-    """None has a context at first, as new threads have none."""
+    """None has a context at first, as new threads have none; and memory is aligned differently."""
     made, threads, rounds = program("three"), 8, 100
-    calls = [addresses(thread) for thread in range(threads)]
-    found = planned(in_process(fake_cuda.run_in_threads, made, calls, rounds))
+    calls = [addresses(thread, offset=thread % 2 * 2) for thread in range(threads)]
+    found = in_process(fake_cuda.run_in_threads, made, calls, rounds)
+    kernels = []
     for thread, call in enumerate(calls):
         stream = fake_cuda.STREAM * (thread + 1)
         own = [launch for launch in found if launch["stream"] == stream]
-        assert own == [{**launch, "stream": stream} for launch in expected(made, [call] * rounds)]
+        planned_for = [{**launch, "stream": stream} for launch in expected(made, [call] * rounds)]
+        assert planned(own) == planned_for
+        kernels.append([launch["kernel"] for launch in own])
     assert len(found) == threads * rounds * len(made.launches)
+    for thread in range(2, threads):
+        assert kernels[thread] == kernels[thread % 2]
+    # The sums and dx are read and written as their alignment allows.
+    assert not {*kernels[0][::3], *kernels[0][2::3]} & {*kernels[1]}
 
 
 def kernel(made: Any, **changes: Any) -> Any:

@@ -3,8 +3,8 @@
 A plan remembers the signature of its last call's tensors: shapes, strides, dtypes, device. Compiled
 code computes at once if the next call has the same signature, its storages hold all elements, and
 its outputs can be written. If not, it does nothing, and Python handles the call (see plans.py).
-Python calls ``function``, with an array of borrowed objects. A plan for a GPU is run by a function
-of Python (see entries.py).
+Python calls ``function``, with an array of borrowed objects. Plans of other backends are run by
+another compiled function (see launch.py).
 """
 
 from __future__ import annotations

@@ -49,16 +49,31 @@ def alignment_of(addresses):
 
 
 @helper
-def is_prepared(plan, addresses):
-    """Whether the table has kernels for these addresses, on the current device and without hooks.
+def has_hooks(plan, known, name):
+    """Whether there may be hooks of this name, which Triton's launcher calls at every launch."""
+    chain, count = py.attribute((word(plan, E.HOOKED), name)), -1
+    if chain == word(known, native.NONE):
+        count = 0
+    elif chain != 0:
+        calls = py.attribute((chain, word(known, native.CALLS)))
+        if calls != 0:
+            count = py.size_of((calls,))
+            py.release((calls,))
+    py.release((chain,))
+    if count < 0:
+        py.clear_error(())
+    return count != 0
 
-    Hooks are functions that Triton's launcher calls at every launch.
-    """
+
+@helper
+def is_prepared(plan, known, addresses):
+    """Whether the table has launches for these addresses, on the current device and unhooked."""
     if word(plan, E.STEP_COUNT) == 0 or word(plan, E.ALIGNED) != alignment_of(addresses):
         return False
-    for hook in range(2):
-        if word(word(plan, E.HOOKS + hook), py.LENGTH) != 0:
-            return False
+    if has_hooks(plan, known, word(known, native.ENTER_HOOK)) or has_hooks(
+        plan, known, word(known, native.EXIT_HOOK)
+    ):
+        return False
     current = int_buffer(1)
     put(current, 0, 0)
     if call(word(plan, E.CURRENT_DEVICE), (current,)) != 0:
@@ -67,11 +82,13 @@ def is_prepared(plan, addresses):
 
 
 @helper
-def launch(plan, addresses):
+def launch(plan, known, addresses):
     """Launch a plan's kernels on the current stream; returns how many CUDA accepted."""
     not_inlined()
-    if not is_prepared(plan, addresses):
+    if not is_prepared(plan, known, addresses):
         return 0
+    # Another thread may change the table from here on; what it points to is kept (see runtime.py).
+    start, steps, count = word(plan, E.DRIVE), word(plan, E.STEPS), word(plan, E.STEP_COUNT)
     argument = int_buffer(1)
     put(argument, 0, word(plan, E.ORDINAL))
     found = py.call_object((word(plan, E.STREAM_OF), argument, 1, 0))
@@ -85,9 +102,7 @@ def launch(plan, addresses):
     py.release((found,))
     for slot in range(OTHERS):
         put(parameters, slot, address_of(addresses) + 8 * slot)
-    # Another thread may change the table while the GIL is released; it keeps what it points to.
-    start, steps = word(plan, E.DRIVE), word(plan, E.STEPS)
-    count, done = word(plan, E.STEP_COUNT), plain(0)
+    done = plain(0)
     state = py.let_others_run(())
     for index in range(count):
         step = steps + 8 * E.LAUNCH_FIELDS * index
@@ -129,13 +144,13 @@ def run(plan, known, places, said):
         put(argument, 0, word(plan, E.MODEL))
         own = py.call_object((word(plan, E.MAKER), argument, 1, 0))
         if own == 0:
-            py.clear_error(())
-            return NOTHING_DONE
+            put(integers_at(said), 0, 0)
+            return ANSWERED
         put(addresses, WORKSPACE, room_of(plan, known, own, int_buffer(SIGNATURE_MAX)))
         if get(addresses, WORKSPACE) == 0:
             py.release((own,))
             return NOTHING_DONE
-    done, status = launch(plan, addresses), 0
+    done, status = launch(plan, known, addresses), 0
     if done == 0 or done != word(plan, E.STEP_COUNT):
         answered = ask(plan, addresses, done)
         if answered == word(known, native.NONE):

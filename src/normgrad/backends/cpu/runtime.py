@@ -58,11 +58,14 @@ def take_calls() -> None:
 
 
 def launch() -> int:
-    """The address of the compiled function that runs plans of other backends; 0 without one."""
+    """The address of the compiled function that runs plans of other backends.
+
+    It is 0 if nothing can be compiled; Python then reads the calls of these plans.
+    """
     with suppress(KernelError):
         take_calls()
         return units.address(units.LAUNCH)
-    return 0  # Python then reads all calls
+    return 0
 
 
 #: The type of the driver, ``drive.drive``.

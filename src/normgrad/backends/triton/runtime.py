@@ -146,26 +146,21 @@ class Runner(PythonRunner):
         """Let compiled code make the launches for addresses of the same alignment."""
         from triton import knobs
 
-        functions, table = driver.functions(), self.table
-        hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        lists = [getattr(hook, "calls", None) for hook in hooks]
-        table[entries.STEP_COUNT] = 0
-        if (
-            ready.steps is None
-            or functions is None
-            or any(type(each) is not list for each in lists)
-        ):
+        functions = driver.functions()
+        if ready.steps is None or functions is None:
             return
-        # The table has the addresses of these objects.
-        self._told = self._stream, self._index, lists
-        table[entries.DRIVE], table[entries.CURRENT_DEVICE] = functions
-        table[entries.STEPS] = ready.steps.ctypes.data
-        table[entries.ALIGNED] = sum(
-            bits << entries.ALIGNED_BITS * place for place, bits in enumerate(key)
-        )
-        table[entries.STREAM_OF], table[entries.ORDINAL] = id(self._stream), id(self._index)
-        table[entries.HOOKS : entries.HOOKS + 2] = [id(each) for each in lists]
-        table[entries.STEP_COUNT] = len(ready.steps)
+        launch, current_device = functions
+        self._hooked = knobs.runtime  # the table has the addresses of this and other objects
+        self.table[entries.DRIVE : entries.HOOKED + 1] = [
+            launch,
+            ready.steps.ctypes.data,
+            len(ready.steps),
+            sum(bits << entries.ALIGNED_BITS * place for place, bits in enumerate(key)),
+            current_device,
+            id(self._stream),
+            id(self._index),
+            id(self._hooked),
+        ]
 
     def _prepare(self, key: tuple[int, ...]) -> Ready:
         from triton.runtime import driver as triton_driver

@@ -77,8 +77,8 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
         total = sum_along(sums.total, AXIS, WIDE)
         projection = sum_along(sums.projection, AXIS, WIDE)
     else:  # at once, so that the program's threads wait for each other only once
-        both = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
-        total, projection = exact(both[0]), exact(both[1])
+        reduced = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
+        total, projection = exact(reduced[0]), exact(reduced[1])
     ONE: tl.constexpr = total.value.shape[0] == 1
     if ONE:
         return Sums(spread(total, WIDE), spread(projection, WIDE))
@@ -176,11 +176,13 @@ def moments_of_tile(x, about, there, C: tl.constexpr):
         d = folded(exact(x - centre), False, C)
     count = folded(exact(there.to(tl.float32)), False, C).value
     own = centre + d.value / tl.maximum(count, 1.0)
+    # An infinite element would make NaN of its own difference.
+    own = tl.where(tl.abs(own) <= 3.4028234663852886e38, own, centre)
     total = kept(Pair(d.value.to(tl.float64), d.error.to(tl.float64)), SINGLE)
     d = tl.where(there, x - unfolded(own, C), 0.0)
     squares = folded(exact(d * d), False, C).value.to(tl.float64)
     away = own.to(tl.float64) - about[None, :]
-    squares += away * (2.0 * total - count.to(tl.float64) * away)
+    squares += tl.where(away == 0.0, 0.0, away * (2.0 * total - count.to(tl.float64) * away))
     return Sums(exact(total), exact(squares))
 
 
