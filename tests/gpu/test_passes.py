@@ -124,6 +124,30 @@ def test_forward_passes_in_place(passes, kind):
             same(getattr(ng, case.name)(**tensors, **case.options, out=out), first)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [64, 768, 4096, 8192, 16384])
+def test_rows_in_place(count, dtype):
+    """While a program writes a row in its place, it has begun to read the next ones."""
+    rows = (2 << 22) // count
+    x, dy = (torch.randn(rows, count, device=GPU).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(count, device=GPU) for _ in range(2))
+    y, mean, rstd = ng.layer_norm(x, count, weight, bias)
+    dx, *_ = ng.layer_norm_backward(dy, x, mean, rstd, weight, normalized_shape=count)
+    error = y.double() - torch.nn.functional.layer_norm(
+        x.double(), (count,), weight.double(), bias.double()
+    )
+    assert error.abs().max() < (1e-4 if dtype is torch.float32 else 0.1)
+    for _ in range(20):
+        own = x.clone()
+        ng.layer_norm(own, count, weight, bias, out=(own, None, None))
+        assert torch.equal(own, y)
+        own = dy.clone()
+        ng.layer_norm_backward(
+            own, x, mean, rstd, weight, normalized_shape=count, out=(own, None, None)
+        )
+        assert torch.equal(own, dx)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_second_gpu():
     """Kernels are loaded on each."""
