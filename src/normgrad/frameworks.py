@@ -269,9 +269,9 @@ class Torch(Framework):
         The argument keeps no memory, which would count as the memory of a CUDA graph that is being
         captured.
         """
-        model = self.bytes_on(device, 1)
+        model = self.bytes_on(device, size)
         model.untyped_storage().resize_(0)
-        return self._torch.empty_like, model.expand(size)
+        return self._torch.empty_like, model
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
         """A tensor with this spec over a DLPack producer's memory of bytes."""
