@@ -208,16 +208,16 @@ def test_graphs():
         same(type(made)(*out), expected)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_plans_that_are_made_for_a_graph_keep_none_of_its_memory():
     """PyTorch's own graphs refuse memory that they do not know of."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(nt.nn.BatchNorm2d(24), nt.nn.GroupNorm(4, 24)).to(GPU)
+    torch._dynamo.reset()
+    layer = nt.nn.GroupNorm(4, 24).to(GPU)
     x = torch.randn(16, 24, 30, 31, device=GPU)  # a shape that no other test has
-    compiled = torch.compile(copy.deepcopy(model), mode="reduce-overhead")
-    found = [compiled(x).clone() for _ in range(4)]
-    torch.testing.assert_close(found[0], model(x))
-    for result in found[1:]:
-        assert torch.equal(result, found[0])
+    compiled = torch.compile(copy.deepcopy(layer), mode="reduce-overhead")
+    with torch.no_grad():
+        found = [compiled(x).clone() for _ in range(4)]
+        assert all(torch.equal(result, layer(x)) for result in found)
 
 
 def test_a_layer_s_training_step_in_a_graph():
