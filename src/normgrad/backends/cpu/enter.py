@@ -309,7 +309,7 @@ def compute(known, ready, tensors, out, workspace, team):
     ):
         return nothing
     results, said = results_of(plan, known, makers, tensors, out), int_buffer(1)
-    status = 1
+    status = plain(NOTHING_DONE)
     if results != 0:
         probed = py.entry(known, ready, 2)
         status = run(plan, known, probed, address, threads, tensors, results, out, workspace, said)

@@ -58,7 +58,7 @@ def _add_both(a, b, c, d):
 
 
 @helper
-def spread(p, WIDE: tl.constexpr):
+def free_of_layout(p, WIDE: tl.constexpr):
     """A pair of one element each, without the layout that it has from a reduction.
 
     Triton else converts whole tiles to that layout, through shared memory.
@@ -81,7 +81,7 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
         total, projection = exact(reduced[0]), exact(reduced[1])
     ONE: tl.constexpr = total.value.shape[0] == 1
     if ONE:
-        return Sums(spread(total, WIDE), spread(projection, WIDE))
+        return Sums(free_of_layout(total, WIDE), free_of_layout(projection, WIDE))
     else:
         return Sums(total, projection)
 
