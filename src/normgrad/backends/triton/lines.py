@@ -194,16 +194,21 @@ class Cut:
     stages: int
 
 
+def _elements_each(problem: Lines, layout: Layout) -> tuple[int, int]:
+    """The number of elements of a line that a thread should have, and the largest number."""
+    each = most = EACH_OF_BOTH
+    if problem.forward:
+        each, most = BYTES_OF_X // itemsize(problem), MOST_OF_X
+    if problem.arithmetic is dtypes.float64:
+        each = most = WIDE_EACH[not problem.forward]
+    if narrowest(problem, layout) < NARROW:
+        each = most = min(each, NARROW_EACH[not problem.forward])
+    return each, most
+
+
 def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     """Give a program whole lines if its registers can hold one, otherwise pieces of lines."""
-    each = most_each = EACH_OF_BOTH
-    if problem.forward:
-        each, most_each = BYTES_OF_X // itemsize(problem), MOST_OF_X
-    of_both, wide = not problem.forward, problem.arithmetic is dtypes.float64
-    if wide:
-        each = most_each = WIDE_EACH[of_both]
-    if narrowest(problem, layout) < NARROW:
-        each = most_each = min(each, NARROW_EACH[of_both])
+    each, most_each = _elements_each(problem, layout)
     lines, height = problem.channel.size, power_of_two(problem.positions)
     most_warps = warps = 2 * device.threads // 32
     whole = height <= device.persistent * most_each // PERSISTENT_EACH
@@ -227,7 +232,8 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     taken = ceil_div(part, tile.step)
     # In half precision the forward pass was 5 to 10 % faster without stages, and tiles of several
     # lines up to twice as fast. In float64 arithmetic they took registers that were not there.
-    staged = tile.step == 1 and not wide and (of_both or itemsize(problem) > 2)
+    wide = problem.arithmetic is dtypes.float64
+    staged = tile.step == 1 and not wide and (not problem.forward or itemsize(problem) > 2)
     staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED
     slots = ceil_div(ceil_div(lines, tile.step), taken)
     return Cut(tile, pieces, taken, slots, whole, STAGES if staged else 0)
