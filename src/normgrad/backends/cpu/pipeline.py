@@ -11,11 +11,12 @@ code, which is optimised once for each unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite.binding import Linkage
-from numba import _dynfunc
+from numba import _dynfunc, types
 from numba.core import cgutils, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, _LowerResult
@@ -95,6 +96,38 @@ def _with_constant_indices(state: Any) -> None:
             state.func_ir.blocks[label] = rewrite.apply()
 
 
+#: The signatures of the calls that were resolved, by the types of the function and its arguments.
+_signatures: dict[tuple[Any, tuple[Any, ...]], Any] = {}
+
+
+@contextmanager
+def _resolving_once(context: Any) -> Iterator[None]:
+    """Keep the signature of each call, for later calls with arguments of the same types.
+
+    Numba resolves every call anew, and tries all candidates, which for an operator are mostly those
+    for arrays. Without this, units take a sixth longer to compile.
+    """
+    if "resolve_function_type" in vars(context):  # a helper, while the function that calls it waits
+        yield
+        return
+    resolve = context.resolve_function_type
+
+    def resolved(function: Any, args: Any, kws: Any) -> Any:
+        if kws or not isinstance(function, (types.Function, types.Dispatcher)):
+            return resolve(function, args, kws)
+        key = function, tuple(args)
+        found = _signatures.get(key)
+        if found is None:
+            found = _signatures[key] = resolve(function, args, kws)
+        return found
+
+    context.resolve_function_type = resolved
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
+
+
 def _with_single_assignments(state: Any) -> None:
     """Give each assignment of a variable a name and a type of its own."""
     state.func_ir = reconstruct_ssa(state.func_ir)
@@ -121,7 +154,8 @@ class _Passes(PassManager):  # type: ignore[misc]
         _without_dead_branches(state)
         _with_constant_indices(state)
         _with_single_assignments(state)
-        typed_passes.NopythonTypeInference().run_pass(state)
+        with _resolving_once(state.typingctx):
+            typed_passes.NopythonTypeInference().run_pass(state)
         _without_phi_nodes(state)
         self._lower(state)
         typed_passes.NoPythonBackend().run_pass(state)
