@@ -138,7 +138,7 @@ class Streams:
             call = self._call()
             for work in list(self._queue):
                 if any(each is value for each in (work.stream, *work.objects)):
-                    what = f"{call} ends its {name} before that is done"
+                    what = f"; 2. {call} ends its {name} before that is done"
                     self._find(work, what, name)
 
     def wait(self, stream: Stream, clock: Clock) -> None:
@@ -158,7 +158,8 @@ class Streams:
         with self._lock:
             call = self._call() if are_checked() else ""
             for work in [work for work in self._queue if _is_before(work, clock)]:
-                self._find(work, f"{call} asks for the time after it before that is done", "time")
+                what = f"; 2. {call} asks for the time after it before that is done"
+                self._find(work, what, "time")
 
     def finish(self, clock: Clock | None = None) -> None:
         """Run the queued work of a clock, or all queued work, in the order of the calls.
@@ -187,7 +188,7 @@ class Streams:
         """Report the work for which the program has not waited when it ends."""
         with self._lock:
             for work in self._queue:
-                self._report(work, "the program ends without waiting for it", "end")
+                self._report(work, "; 2. the program ends without waiting for it", "end")
 
     # Findings
 
@@ -200,7 +201,7 @@ class Streams:
                 mine = next((use for use in uses if use.collides(theirs)), None)
                 if mine is None:
                     continue
-                what = f"{theirs.verb} {theirs.name}; 2. {call} {mine.verb} it as {mine.name}"
+                what = f" {theirs.verb} {theirs.name}; 2. {call} {mine.verb} it as {mine.name}"
                 missing = (
                     "before that is done"
                     if stream is None
@@ -216,12 +217,9 @@ class Streams:
 
     @staticmethod
     def _report(work: _Work, what: str, key: object) -> None:
-        first = f"race: 1. {work.call} on {work.stream.name}"
-        second = "" if "; 2. " in what else "; 2."
-        ERRORS.note(
-            f"{first}{second} {what}; allowed: after waiting for it",
-            f"race {work.function.name} {key}",
-        )
+        """Note a race; ``what`` goes on after the name of the queued call."""
+        line = f"race: 1. {work.call} on {work.stream.name}{what}; allowed: after waiting for it"
+        ERRORS.note(line, f"race {work.function.name} {key}")
 
     def _is_unchanged(self, work: _Work) -> bool:
         """Whether queued work can run, after a check of its host memory for changes since the call.
@@ -233,8 +231,8 @@ class Streams:
             if _checksum(use) != before:
                 gone = pointers.problem(*use.region.bounds(), use.writes) is not None
                 how = "took away" if gone else "changed"
-                what = f"{use.verb} {use.name}; 2. the program {how} that memory before it was done"
-                self._report(work, what, ("host", use.name))
+                what = f" {use.verb} {use.name}; 2. the program {how} that memory"
+                self._report(work, f"{what} before it was done", ("host", use.name))
                 if gone or use.writes:
                     return False
         return True
