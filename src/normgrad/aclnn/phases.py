@@ -33,11 +33,11 @@ _STATUSES = {
 class _Operand(NamedTuple):
     """The form in which a plan gets a tensor: as it is, in another shape, or as a dense copy.
 
-    ``spec`` is the spec for the plan. ``dense_at`` is the copy's offset in the workspace, or None.
+    ``spec`` is the spec for the plan, and ``is_copy`` says whether it is that of a dense copy.
     """
 
     spec: TensorSpec
-    dense_at: int | None
+    is_copy: bool
 
     def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
         """The tensor's memory as an array of the shape for the plan."""
@@ -221,8 +221,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             operand = _operand(tensor.signature, dims.get(name))
         except ReachError as error:
             raise ContractError(name, str(error)) from None
-        if operand.dense_at is not None:
-            operand = operand._replace(dense_at=dense_size)
+        if operand.is_copy:
             dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
         operands[name] = operand
     plan = None
@@ -246,12 +245,12 @@ def _overlaps_itself(signature: Signature) -> bool:
 
 @lru_cache(CACHE_SIZE)
 def _operand(signature: Signature, wanted: Dims | None) -> _Operand:
-    """The form of a view in the wanted shape; a dense copy has the offset 0."""
+    """The form of a view in the wanted shape."""
     dtype = dtypes.BY_NAME[signature.dtype_name]
     if wanted is None or wanted == signature.dims:
-        return _Operand(TensorSpec(signature.dims, dtype, signature.steps), None)
+        return _Operand(TensorSpec(signature.dims, dtype, signature.steps), False)
     steps = layout.reshaped(signature.dims, signature.steps, wanted)
-    return _Operand(TensorSpec(wanted, dtype, steps), 0 if steps is None else None)
+    return _Operand(TensorSpec(wanted, dtype, steps), is_copy=steps is None)
 
 
 def phase_2(
@@ -319,7 +318,7 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
         tensors[name].wrote()
     if prepared.plan is None:
         return
-    rest: Any = workspace if prepared.workspace_size else None
+    rest = workspace
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
         # The plan cannot check this, since it gets dense copies in place of some tensors.
@@ -332,16 +331,13 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
         if name in dense:
             tensor = tensors[name]
             dense[name].reshape(tensor.dims)[...] = tensor.array
-
-    def array(name: str) -> npt.NDArray[Any] | None:
-        operand = prepared.operands.get(name)
-        if operand is None:
-            return None
-        return dense[name] if name in dense else operand.view(tensors[name])
-
-    results = tuple([array(name) for name in prepared.outputs])
+    arrays = {
+        name: dense[name] if name in dense else operand.view(tensors[name])
+        for name, operand in prepared.operands.items()
+    }
+    results = tuple(map(arrays.get, prepared.outputs))
     prepared.plan.run(
-        *[array(name) for name in prepared.inputs],
+        *map(arrays.get, prepared.inputs),
         out=results[0] if prepared.plan.out_is_tensor else results,
         workspace=rest if prepared.plan.workspace_size else None,
     )
@@ -356,11 +352,15 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
 def _dense_copies(
     prepared: _Prepared, workspace: npt.NDArray[np.uint8]
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
-    """Arrays in the workspace for the dense copies, by name, and the rest of the workspace."""
-    bytes_ = workspace[-workspace.ctypes.data % LINE :]
+    """Arrays in the workspace for the dense copies, by name, and the rest of the workspace.
+
+    The copies lie behind one another, and each starts at a cache line.
+    """
+    rest = workspace[-workspace.ctypes.data % LINE :]
     dense = {}
     for name, operand in prepared.operands.items():
-        if operand.dense_at is not None:
-            part = bytes_[operand.dense_at : operand.dense_at + operand.spec.nbytes]
-            dense[name] = part.view(operand.spec.dtype.numpy).reshape(operand.spec.shape)
-    return dense, bytes_[prepared.dense_size :]
+        if operand.is_copy:
+            spec = operand.spec
+            dense[name] = rest[: spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape)
+            rest = rest[layout.rounded_up(spec.nbytes, LINE) :]
+    return dense, rest
