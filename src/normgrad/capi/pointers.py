@@ -26,9 +26,6 @@ def c_function(name: str, result: Any, *arguments: Any) -> Any:
     return found
 
 
-_strnlen = c_function("strnlen", ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
-
-
 @lru_cache(256)
 def _array(kind: Any, count: int) -> Any:
     return kind * count
@@ -87,15 +84,15 @@ def text(address: int) -> bytes:
     Raises:
         ValueError: a byte of the text cannot be read.
     """
-    end = address
-    while True:
-        page = end // PAGESIZE * PAGESIZE + PAGESIZE
-        if fault(end, page, False) is not None:
+    text, zero = bytearray(), b""
+    while not zero:  # page by page
+        at = address + len(text)
+        end = at // PAGESIZE * PAGESIZE + PAGESIZE
+        if fault(at, end, False) is not None:
             raise ValueError(
-                f"no memory at {end:#x} to read from, byte {end - address} of a text; allowed: a "
-                "text that ends with a zero"
+                f"no memory at {at:#x} to read from, byte {len(text)} of a text; allowed: a text "
+                "that ends with a zero"
             )
-        length = _strnlen(end, page - end)
-        if length < page - end:
-            return ctypes.string_at(address, end - address + length)
-        end = page
+        part, zero, _ = ctypes.string_at(at, end - at).partition(b"\0")
+        text += part
+    return bytes(text)
