@@ -408,7 +408,7 @@ _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
-        rules.check(CONTRACT, rules.Call(ANY_PRODUCT, tensors), (ANY_PRODUCT,))
+        rules.check(rules.Call(CONTRACT, ANY_PRODUCT, tensors), (ANY_PRODUCT,))
     except rules.ContractError as error:
         status = _STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None

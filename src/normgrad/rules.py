@@ -70,16 +70,21 @@ class Product:
 
 @dataclass
 class Call:
-    """The arguments of one call, by name, and the sizes that shapes are compared with.
+    """The arguments of one call, by name.
 
     ``malformed`` holds the arguments of a wrong type, each with a description of what it was and of
     what is allowed. They do not count as nulls, and are not checked further.
     """
 
+    contract: Contract
     product: Product
     arguments: Mapping[str, Any]
     malformed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes that shapes are compared with, taken from tensors that passed their checks."""
+        return self.contract.sizes(self)
 
 
 # Rules for tensors
@@ -347,9 +352,8 @@ class Contract:
     """An operator's table, whose rows have the order of its arguments.
 
     ``sizes`` computes the sizes that shapes are compared with, after the ranks, dtypes and formats
-    of the tensors ``sized_by`` have passed their checks; it may raise an error. ``stages`` are
-    groups of aspects: each stage checks its aspects for all tensors before the next begins. The
-    stage with the shapes computes the sizes.
+    of the tensors ``sized_by`` have passed their checks. ``stages`` are groups of aspects: each
+    stage checks its aspects for all tensors before the next begins.
     """
 
     name: str
@@ -369,31 +373,27 @@ class Contract:
         return tuple(row for row in self.rows if isinstance(row, Scalar))
 
     @cache  # noqa: B019 - a few tables, which live as long as the process
-    def steps_on(self, product: str) -> tuple[tuple[str, Rule] | None, ...]:
-        """The rules for one product, in the order of the checks, with their tensors' names.
-
-        None stands where the sizes are computed.
-        """
-        steps: list[tuple[str, Rule] | None] = []
+    def steps_on(self, product: str) -> tuple[tuple[str, Rule], ...]:
+        """The rules for one product, in the order of the checks, with their tensors' names."""
+        steps: list[tuple[str, Rule]] = []
         for stage in self.stages:
-            has_shapes = Aspect.SHAPE in stage
-            early: list[tuple[str, Rule] | None] = []
-            late: list[tuple[str, Rule] | None] = []
+            late: list[tuple[str, Rule]] = []
             for row in (parameter.on(product) for parameter in self.parameters):
-                sizing = has_shapes and row.name in self.sized_by
+                sizing = Aspect.SHAPE in stage and row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
-                        when = early if sizing and rule is not row.shape else late
+                        when = steps if sizing and rule is not row.shape else late
                         when.append((row.name, rule))
-            steps += [*early, None, *late] if has_shapes else late
+            steps += late
         return tuple(steps)
 
 
-def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
+def check(call: Call, products: Sequence[Product]) -> None:
     """Raise a ContractError for the first rule that a call breaks.
 
     Nulls are checked first, then whether the product has the operator, then everything else.
     """
+    contract = call.contract
     for scalar in contract.scalars:
         if scalar.is_pointer and call.arguments[scalar.name] is None:
             raise ContractError(scalar.name, f"null; allowed: {scalar.text}", Aspect.NULL)
@@ -417,11 +417,7 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         broken = scalar.broken(call.arguments[scalar.name], call)
         if broken is not None:
             raise _invalid(scalar.name, broken, call)
-    for step in contract.steps_on(call.product.name):
-        if step is None:
-            call.sizes.update(contract.sizes(call))
-            continue
-        name, rule = step
+    for name, rule in contract.steps_on(call.product.name):
         broken = rule.broken(checked[name], call) if name in checked else None
         if broken is not None:
             raise _invalid(name, broken, call, rule.aspect)

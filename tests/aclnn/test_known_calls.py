@@ -15,9 +15,9 @@ def checks_of(monkeypatch, module):
     checks = []
     right = module.check
 
-    def check(contract, *rest):
-        checks.append(contract.name)
-        right(contract, *rest)
+    def check(call, *rest):
+        checks.append(call.contract.name)
+        right(call, *rest)
 
     monkeypatch.setattr(module, "check", check)
     return checks

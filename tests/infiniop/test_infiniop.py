@@ -366,9 +366,9 @@ def test_numbers_that_are_none():
 def test_operators_of_one_look_are_planned_once(monkeypatch):
     checks = []
 
-    def check(contract, *rest):
-        checks.append(contract.name)
-        right(contract, *rest)
+    def check(call, *rest):
+        checks.append(call.contract.name)
+        right(call, *rest)
 
     right = op.rules.check
     monkeypatch.setattr(op.rules, "check", check)

@@ -39,7 +39,7 @@ def broken_by(contract, product, request):
         for name, each in request.arguments.items()
     }
     with pytest.raises(rules.ContractError) as caught:
-        rules.check(contract, rules.Call(product, given), (product,))
+        rules.check(rules.Call(contract, product, given), (product,))
     return caught.value.parameter, caught.value.aspect
 
 

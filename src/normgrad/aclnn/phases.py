@@ -169,7 +169,7 @@ def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> C
             malformed[row.name] = described(value), "an aclTensor, from aclCreateTensor"
     for scalar in contract.scalars:
         read[scalar.name] = _plain(scalar.name, read[scalar.name], malformed)
-    return Call(device.product, read, malformed)
+    return Call(contract, device.product, read, malformed)
 
 
 def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
@@ -194,8 +194,7 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
 
 
 def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
-    contract = translation.contract
-    check(contract, call, PRODUCTS)
+    check(call, PRODUCTS)
     tensors = call.arguments
     form = translation.form(call, device.saved_variance)
     asked = (*translation.inputs, *filter(None, form.results))

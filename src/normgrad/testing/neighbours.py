@@ -107,7 +107,7 @@ def keeps(contract: rules.Contract, product: rules.Product, request: Request) ->
         for name, value in request.arguments.items()
     }
     try:
-        rules.check(contract, rules.Call(product, given), (product,))
+        rules.check(rules.Call(contract, product, given), (product,))
     except rules.ContractError:
         return False
     return True
