@@ -24,15 +24,13 @@ class AclnnError(DialectError):
 
     Attributes:
         status: the status that the C function returns.
-        operator: the function's name without ``GetWorkspaceSize``.
         parameter: the name of the wrong argument, or None.
     """
 
     wrong_argument = Status.ACLNN_ERR_PARAM_INVALID
     status: Status
 
-    def __init__(
-        self, status: Status, operator: str, message: str, parameter: str | None = None
-    ) -> None:
-        super().__init__(status, operator, message, parameter)
-        self.operator = operator
+    @property
+    def operator(self) -> str:
+        """The function's name without ``GetWorkspaceSize``."""
+        return self.function
