@@ -30,7 +30,9 @@ enum { MESSAGE_SIZE = 4096 }; // the bytes of a text, including the zero at its 
 // with Python 3.10, in which Python's own calls use the C stack too.
 enum { STACK = (PY_VERSION_HEX < 0x030B0000 ? 160 : 96) << 10 };
 
+// The first is found before another can be missing: a thread that gave up the GIL takes it back.
 #define FUNCTIONS(USE)                                                                             \
+    USE(PyEval_RestoreThread)                                                                      \
     USE(Py_IsInitialized)                                                                          \
     USE(Py_GetVersion)                                                                             \
     USE(PyPreConfig_InitIsolatedConfig)                                                            \
@@ -48,7 +50,6 @@ enum { STACK = (PY_VERSION_HEX < 0x030B0000 ? 160 : 96) << 10 };
     USE(PyGILState_Check)                                                                          \
     USE(PyGILState_GetThisThreadState)                                                             \
     USE(PyEval_SaveThread)                                                                         \
-    USE(PyEval_RestoreThread)                                                                      \
     USE(PyOS_BeforeFork)                                                                           \
     USE(PyOS_AfterFork_Parent)                                                                     \
     USE(PyOS_AfterFork_Child)                                                                      \
