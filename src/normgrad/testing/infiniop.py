@@ -129,7 +129,7 @@ TWISTS: Mapping[str, changes.Change] = {
     **{
         name: twist
         for name, twist in changes.TWISTS.items()
-        if twist.fits(_BASE) and twist.argument in _BASE.tensors and "invstd " not in name
+        if twist.fits(_BASE) and "invstd " not in name
     },
     **{
         f"{word} variance": changes.of_tensor(
