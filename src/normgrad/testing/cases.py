@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
@@ -55,7 +55,7 @@ class Case:
         absent: tensors that are left out.
         mask: which outputs to compute; all if empty.
         out: the layout of the data output that the caller gives, one of ``IN_PLACE``, or empty.
-        change: the change made to the tensors last, of ``changes.TWISTS`` or ``changes.mistakes``.
+        change: the change made to the tensors last, of ``twists`` or of ``changes.mistakes``.
         normal: whether the data are normally distributed, for which the bound is tighter.
     """
 
@@ -79,6 +79,8 @@ class Case:
 
     #: Whether the case belongs to a dialect's suite, which tests shared libraries.
     is_of_library: ClassVar[bool] = False
+    #: Changes to special values, by name.
+    twists: ClassVar[Mapping[str, changes.Change]] = changes.TWISTS
     #: Fields that every name has, after the topic and the kind, and fields that ``name`` skips.
     _always_said: ClassVar[tuple[str, ...]] = ("shape", "dtype", "layout")
     _never_said: ClassVar[tuple[str, ...]] = ("topic", "kind", "normal")
@@ -129,7 +131,7 @@ class Case:
         """Make the call's tensors, with the same values each time."""
         made = self.unchanged()
         if self.change:
-            known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
+            known = changes.mistakes(made) if self.is_mistake else self.twists
             known[self.change].make(made)
         return made
 

@@ -15,8 +15,6 @@ from .. import dtypes, layout, reference
 from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
-from .changes import TWISTS
-from .changes import Change as Twist
 from .outcomes import Outcome
 from .subjects import Implementation, NotOfferedError
 from .tensors import Array, Call
@@ -301,16 +299,13 @@ def our_library(steps: type[Steps]) -> Library:
 
 
 class LibraryCase(Case, ABC):
-    """A case of a dialect's suite. Its mistakes change the request, not the tensors.
+    """A case of a dialect's suite, whose calls are those of ``steps``.
 
-    Attributes:
-        steps: the dialect's calls.
-        twists: changes to special values, by name.
+    Its mistakes change the request, not the tensors.
     """
 
     is_of_library = True
     steps: ClassVar[type[Steps]]
-    twists: ClassVar[Mapping[str, Twist]] = TWISTS
 
     @property
     @abstractmethod
@@ -323,10 +318,7 @@ class LibraryCase(Case, ABC):
         """What the formula adds to save_invstd if that holds the variance; None if it does not."""
 
     def call(self) -> Call:
-        made = self.unchanged()
-        if self.change in self.twists:
-            self.twists[self.change].make(made)
-        return made
+        return self.unchanged() if self.is_mistake else super().call()
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
         if self.eps_of_variance is not None and "save_invstd" in call.given:
