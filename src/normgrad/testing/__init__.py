@@ -61,7 +61,7 @@ def check(case: Case, operators: Any) -> Judged:
         return judge(case, subject.run(case), subject.strict)
 
     found = judged(case)
-    if case.topic is not Topic.MISTAKES:
+    if not case.is_mistake:
         return found
     suite = SUITES[subject.suite].cases(True, subject.facts)
     plain = (each for each in suite if (each.topic, each.kind) == (Topic.PLAIN, case.kind))

@@ -12,7 +12,7 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision
-from .cases import Case, Topic
+from .cases import Case
 from .changes import mistakes
 from .tensors import Array, Call
 
@@ -102,7 +102,7 @@ class Judged:
         A met case without elements, or with every result masked off, computes nothing and so is no
         answer.
         """
-        if self.case.topic is Topic.MISTAKES:
+        if self.case.is_mistake:
             return False
         is_computed = bool(math.prod(self.case.shape) and self.counts.any())
         return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.MET and is_computed)
@@ -112,7 +112,7 @@ class Judged:
 
         An error shows that the mistake was noticed only if the plain call is answered.
         """
-        is_refusal = self.case.topic is Topic.MISTAKES and self.verdict is Verdict.MET
+        is_refusal = self.case.is_mistake and self.verdict is Verdict.MET
         if not is_refusal or plain is None or plain.is_answer:
             return self
         detail = f"without its mistake the call is {plain.verdict.value} too: {plain.detail}"

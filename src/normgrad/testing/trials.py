@@ -81,7 +81,7 @@ class Trial:
 
 def _is_unanswered(judged: Judged) -> bool:
     """Whether an operator that is offered did not answer a legal call."""
-    if judged.case.topic is Topic.MISTAKES or judged.verdict in (Verdict.MET, Verdict.BROKEN):
+    if judged.case.is_mistake or judged.verdict in (Verdict.MET, Verdict.BROKEN):
         return False
     # An operator cannot leave out a parameter that even the plain call needs.
     is_plain = judged.case.topic is Topic.PLAIN
