@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import dtypes, layout, reference
+from .. import layout, reference
 from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
@@ -45,9 +45,8 @@ class Tensor:
         strides = tuple(step // array.itemsize for step in array.strides)
         if array.flags.c_contiguous:  # also if empty, where NumPy's strides are arbitrary
             strides = layout.contiguous_strides(array.shape)
-        name = dtypes.parse(array.dtype).name
         is_null = no_strides and array.flags.c_contiguous
-        return cls(array, array.shape, strides, name, format_name, is_null)
+        return cls(array, array.shape, strides, array.dtype.name, format_name, is_null)
 
 
 #: A tensor, a mask, a number, or None for a null pointer.

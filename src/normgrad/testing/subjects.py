@@ -17,7 +17,7 @@ import numpy as np
 
 import normgrad
 
-from .. import devices
+from .. import devices, layout
 from ..operators.by_name import FUNCTIONS
 from .cases import Case, Topic
 from .outcomes import Outcome
@@ -325,9 +325,8 @@ def _torch_conversion(device: str) -> _Conversions:
         if device == "cpu":
             return tensor
         # Copy all memory that the tensor spans, to keep its strides on the device.
-        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        span = reach + 1 if tensor.numel() else 0
-        flat = tensor.as_strided((span,), (1,)).to(device)
+        _, last = layout.extent(tensor.shape, tensor.stride())
+        flat = tensor.as_strided((last + 1,), (1,)).to(device)
         return flat.as_strided(tensor.shape, tensor.stride())
 
     def back(tensor: Any) -> Array:
