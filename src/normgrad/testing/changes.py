@@ -57,7 +57,7 @@ def _has(*names: str) -> Callable[[Call], bool]:
     return lambda call: call.given.keys() >= set(names)
 
 
-def _changed(call: Call, name: str, change: Callable[[Array], Array]) -> None:
+def _changed(call: Call, name: str, change: Callable[[Array], Array | None]) -> None:
     call.tensors[name] = change(call.given[name])
 
 
@@ -67,8 +67,8 @@ def _fill(call: Call, values: Mapping[str, float]) -> None:
         _changed(call, name, partial(np.full_like, fill_value=values[name]))
 
 
-def of_tensor(name: str, change: Callable[[Array], Array]) -> Change:
-    """A change of one tensor; it fits calls that have the tensor."""
+def of_tensor(name: str, change: Callable[[Array], Array | None]) -> Change:
+    """A change of one tensor, to None if it is left out; it fits calls that have the tensor."""
     return Change(name, lambda call: _changed(call, name, change), _has(name))
 
 
@@ -209,10 +209,6 @@ def _option(name: str, value: Any) -> Change:
     return Change(name, lambda call: call.options.__setitem__(name, value))
 
 
-def _missing(name: str) -> Change:
-    return Change(name, lambda call: call.tensors.__setitem__(name, None))
-
-
 def _no_divisor(call: Call) -> None:
     """Ask for three groups of four channels, with statistics for three groups."""
     call.options["num_groups"] = 3
@@ -297,12 +293,14 @@ def mistakes(call: Call) -> dict[str, Change]:
         if name not in call.given:
             continue
         # The input's shape is the one that the others are compared with.
-        tried = {} if name == "input" else dict(_TENSOR_MISTAKES[parameter.kind])
+        tried: dict[str, Callable[[Array], Array | None]] = {}
+        if name != "input":
+            tried |= _TENSOR_MISTAKES[parameter.kind]
         if parameter.kind is not Kind.COUNT:
             tried |= _FLOAT_MISTAKES
-        found |= {f"{name}: {what}": of_tensor(name, change) for what, change in tried.items()}
         if parameter.required:
-            found[f"{name}: missing"] = _missing(name)
+            tried["missing"] = lambda old: None
+        found |= {f"{name}: {what}": of_tensor(name, change) for what, change in tried.items()}
     if "num_groups" in call.choices:
         found["num_groups: no divisor"] = Change("num_groups", _no_divisor)
     one_axis = _reshaped(lambda shape: (-1,))
