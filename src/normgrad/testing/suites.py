@@ -17,13 +17,11 @@ from .libraries import Library
 from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
 
-Facts = Mapping[str, str]
-
 
 class Suite(NamedTuple):
     """A suite: its cases, or a quick run's part, for an implementation with these facts."""
 
-    cases: Callable[[bool, Facts], tuple[Any, ...]]
+    cases: Callable[[bool, Mapping[str, str]], tuple[Any, ...]]
 
 
 #: The suites, by :attr:`.subjects.Implementation.suite`.
