@@ -139,7 +139,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
     def wanted(case: Case) -> bool:
         return not compared or case.topic.name in _COMPARED
 
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, blaming("--backend", SubjectError):
         advance: list[Callable[[str], None]] = []
 
         def started(name: str, count: int) -> None:
@@ -149,8 +149,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
         def progress(judged: Judged) -> None:
             advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
 
-        with blaming("--backend", SubjectError):
-            return try_cases(spec, quick, wanted, started, progress, only or "")
+        return try_cases(spec, quick, wanted, started, progress, only or "")
 
 
 def _write(path: Path, trials: Sequence[Trial]) -> None:
