@@ -186,7 +186,7 @@ TWISTS: Mapping[str, Change] = {
     LONG_SUMS: Change("input", _thirds, _sums),
     **{
         f"weight {weight:g}, invstd {invstd:g}": _factors(weight, invstd)
-        for weight, invstd in (*((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (1e20, 1e-19)),)
+        for weight, invstd in ((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (1e20, 1e-19))
     },
     "one element far away": replace(_put("input", 1e15, np.s_[0, :, 0]), fits=_computes_statistics),
     "constant input": replace(

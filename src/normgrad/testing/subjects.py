@@ -292,10 +292,8 @@ class _Given:
             others[name] = value
 
 
-# PyTorch's tensors
+# Conversions of arrays to an implementation's tensors, and back
 
-
-#: Conversions of arrays to tensors, and back.
 _Conversions = tuple[Callable[[Array], Any], Callable[[Any], Array]]
 
 

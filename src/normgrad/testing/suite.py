@@ -38,11 +38,10 @@ LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 _FINDING = ("forward", "forward_group_norm", "forward_layer_norm")
 #: The layouts of grad_out and input, where they differ.
 _MIXED = (
-    *(("contiguous", "channels_last"), ("channels_last", "contiguous")),
+    ("contiguous", "channels_last"),
+    ("channels_last", "contiguous"),
     ("sliced", "contiguous"),
 )
-
-
 #: The two layouts that most topics use.
 _TWO_LAYOUTS = ("contiguous", "channels_last")
 
