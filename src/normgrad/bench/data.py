@@ -17,16 +17,6 @@ MOMENTUM = 0.1
 Data = SimpleNamespace
 
 
-def _lay_out(values: Any, channels_last: bool, cropped: bool) -> Any:
-    if channels_last:
-        return values.contiguous(memory_format=torch.channels_last)
-    if cropped:
-        *front, height, width = values.shape
-        whole = values.new_zeros((*front, height + 1, width + 1))
-        return whole[..., 1:, 1:].copy_(values)
-    return values
-
-
 def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
     """Normally distributed tensors for all cases that differ only in their operator.
 
@@ -48,8 +38,13 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
 
     def data(mean: float, mixed: Layout) -> Any:
         values = normal(case.shape).add_(mean).to(dtype)
-        channels_last = case.layout in (Layout.CHANNELS_LAST, mixed)
-        return _lay_out(values, channels_last, case.layout is Layout.CROPPED)
+        if case.layout in (Layout.CHANNELS_LAST, mixed):
+            return values.contiguous(memory_format=torch.channels_last)
+        if case.layout is Layout.CROPPED:
+            *front, height, width = values.shape
+            whole = values.new_zeros((*front, height + 1, width + 1))
+            return whole[..., 1:, 1:].copy_(values)
+        return values
 
     var = torch.rand(statistics, generator=generator, device=device) + 0.5
     grad_out = data(0.0, Layout.DY_CHANNELS_LAST)
@@ -61,7 +56,7 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
         weight=normal((channels,)).to(parameters),
         mean=(0.3 + 0.1 * normal(statistics)).to(parameters),
         var=var.to(parameters),
-        invstd=(spread + 1e-5).rsqrt().to(parameters),
+        invstd=(spread + EPS).rsqrt().to(parameters),
         sum_dy=(normal((channels,)) * count**0.5).to(parameters),
         sum_dy_xmu=(normal((channels,)) * count**0.5).to(parameters),
         count=torch.tensor([count], dtype=torch.int32, device=device),
