@@ -82,17 +82,13 @@ def _program(
     if "normalized_shape" in choices:
         choices = {**choices, "normalized_shape": shape[1:]}
     options = operator.read_options(**choices)
-    data, first = _data(shape, other), operator.parameters[0]
-    counts = TensorSpec((_RANKS,), "int32")
+    data, counts = _data(shape, other), TensorSpec((_RANKS,), "int32")
     shapes = shapes_of(operator, options, {"input": data, "counts": counts})
     of_kind = {kind: TensorSpec(sizes, "float32") for kind, sizes in shapes.items()}
     of_kind |= {Kind.DATA: data, Kind.COUNT: counts}
-    specs = {
-        parameter.name: of_kind[parameter.kind]
-        for parameter in operator.parameters
-        if parameter.required or optional or parameter.kind is Kind.DATA
-    }
-    specs[first.name] = _data(shape, one)
-    outputs = [each for each in operator.outputs(options) if each.kind is Kind.DATA]
-    checked = check(operator, options, specs, {each.name: data for each in outputs})
+    given = [each for each in operator.parameters if each.required or optional]
+    specs = {each.name: of_kind[each.kind] for each in given}
+    specs[given[0].name] = _data(shape, one)
+    outputs = {each.name: data for each in operator.all_outputs if each.kind is Kind.DATA}
+    checked = check(operator, options, specs, outputs)
     return build(views.problem(operator, options, specs, checked), this_machine())
