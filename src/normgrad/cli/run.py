@@ -287,6 +287,5 @@ def _traffic(request: Request, results: Sequence[Result]) -> dict[str, int]:
     if not results:
         return {}
     names = ("grad_out", "input") if request.plan.reads_input else ("grad_out",)
-    moved = {name: request.call.tensors[name] for name in names}
-    moved |= {each.name: each.array for each in results if each.name == "grad_input"}
-    return {name: array.nbytes for name, array in moved.items() if array is not None}
+    moved = {name: request.call.given[name].nbytes for name in names}
+    return moved | {each.name: each.array.nbytes for each in results if each.name == "grad_input"}
