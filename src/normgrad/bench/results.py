@@ -155,8 +155,6 @@ def version(package: str) -> str:
 def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
     """The facts of a run: its machine, versions and command, and the bytes of cache to assume."""
     machine = this_machine()
-    # Other processes' load affects the figures as much as the CPU does.
-    load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
@@ -165,7 +163,8 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
         "l2_bytes": str(machine.l2),
         "l3_bytes": str(machine.l3),
         "cache_bytes": str(machine.l2 if cache is None else cache),
-        "load_before": load,
+        # Other processes' load affects the figures as much as the CPU does.
+        "load_before": f"{os.getloadavg()[0]:.2f}",
         "system": f"{platform.system()} {platform.machine()}",
         "normgrad": normgrad.__version__,
         "python": platform.python_version(),
