@@ -15,6 +15,7 @@ from ..bench import picture, report, results, startup, suite, timing
 from ..bench.results import Measured, Results
 from ..bench.suite import Case
 from ..machine import this_machine
+from ..threads import most_threads
 from . import info, lack, show
 from .files import InputError, blaming, one_of
 from .outputs import UNCHANGED, reported
@@ -125,7 +126,8 @@ def bench(
     facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
     facts |= measured_on.facts
     suffix = "" if add else "-filtered" if pattern is not None else "-quick" if quick else ""
-    path = out / f"{device}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
+    stem = f"{device}-{results.slug(facts.get('gpu', facts['cpu']))}"
+    path = out / f"{stem}{suffix}.csv"
     old = None
     if add and path.exists():  # read before anything is measured
         allowed = "allowed with --add: a file of the same device and versions"
@@ -144,8 +146,7 @@ def bench(
                 advance(one.case)
     except KeyboardInterrupt:
         if any(one.row for one in found):  # keep what was measured before
-            stem = path.stem.removesuffix(suffix)
-            _finish(path.with_stem(f"{stem}-interrupted"), facts, found, None)
+            _finish(out / f"{stem}-interrupted.csv", facts, found, None)
         raise
     _finish(path, facts, found, old)
 
@@ -181,9 +182,7 @@ def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
 
 
 def _counts(threads: str | None) -> tuple[int, ...]:
-    import numba
-
-    most = min(this_machine().cores, numba.config.NUMBA_NUM_THREADS)
+    most = min(this_machine().cores, most_threads())
     if threads is None:
         return tuple(dict.fromkeys((1, most)))
     words = [word.strip() for word in threads.split(",")]
@@ -208,10 +207,9 @@ def _device(cuda: bool, cases: Sequence[Case]) -> Device:
             f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
             "PyTorch finds an NVIDIA GPU",
         )
-    found = device.Cuda() if cuda else device.Cpu()
     if needs := lack("matplotlib"):
         raise InputError("bench", needs)
-    return found
+    return device.Cuda() if cuda else device.Cpu()
 
 
 def _finish(
