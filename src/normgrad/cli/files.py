@@ -234,13 +234,13 @@ class _Npz(Contents):
 
     def _entry(self, name: str) -> _Entry:
         with self._open(name) as member:
-            version = np.lib.format.read_magic(member)
-            if version not in ((1, 0), (2, 0)):
-                raise self._refused(f"{name}: .npy version {version}; allowed: 1.0, 2.0")
             lib = np.lib.format
-            read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
+            readers = {(1, 0): lib.read_array_header_1_0, (2, 0): lib.read_array_header_2_0}
+            version = lib.read_magic(member)
+            if version not in readers:
+                raise self._refused(f"{name}: .npy version {version}; allowed: 1.0, 2.0")
             try:
-                shape, _, dtype = read(member)
+                shape, _, dtype = readers[version](member)
             except MemoryError:
                 # A short header can be nested too deep for Python's parser.
                 raise ValueError("its header cannot be parsed") from None
