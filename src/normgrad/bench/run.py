@@ -23,10 +23,10 @@ STEPS_SHARE = 6
 def run(
     cases: Sequence[Case],
     device: Device,
-    threads: Sequence[int] = (ON_GPU,),
-    seconds: float = timing.ENOUGH_SECONDS,
-    rounds: int | None = None,
-    compile_: bool = False,
+    threads: Sequence[int],
+    seconds: float,
+    rounds: int | None,
+    compile_: bool,
 ) -> Iterator[Measured]:
     """Measure the cases with each number of threads.
 

@@ -133,7 +133,7 @@ def _run(
     # Every other option is the operator's argument of the same name.
     others = ("file", "out", "operator")
     given = {k: v for k, v in context.params.items() if k not in others and v is not None}
-    path = None if out is None else outputs.named("-o", out)
+    path = None if out is None else outputs.named(out)
     request = run.load(file, operator, given)
     kind = None if path is None else run.out_format(path, request)
     report = run.execute(request)

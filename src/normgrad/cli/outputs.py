@@ -38,17 +38,17 @@ def _target(path: Path) -> Path:
     raise InputError(path, f"links in a circle; {_ALLOWED}")
 
 
-def named(option: str, name: str) -> Path:
-    """The file that an option names.
+def named(name: str) -> Path:
+    """The file that the option ``-o`` names.
 
     Raises:
         InputError: the name is empty, or is a missing folder's ("x/"), whose slash Path drops.
     """
     if not name:
-        raise InputError(option, f"''; {_ALLOWED}")
+        raise InputError("-o", f"''; {_ALLOWED}")
     path = Path(name)
     if os.path.basename(name) in ("", ".", "..") and not path.is_dir():  # noqa: PTH119
-        raise InputError(option, f"{name!r}, the name of a folder; {_ALLOWED}")
+        raise InputError("-o", f"{name!r}, the name of a folder; {_ALLOWED}")
     return path
 
 

@@ -81,7 +81,7 @@ def verify(
     """
     if report is None and only is None:
         report = PAGE
-    page = None if report is None else outputs.named("-o", report)
+    page = None if report is None else outputs.named(report)
     if page is not None:
         outputs.check_writable(page)
         if needs := lack("jinja2", "matplotlib"):
