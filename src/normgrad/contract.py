@@ -124,7 +124,6 @@ class Operator:
         result: the function that makes the caller's result from the outputs.
         statistics: the kind of the groups that have one mean and 1/std each: a channel, a group of
             a sample's channels, or a row (then each position in a row has its own parameters).
-        out_is_tensor: whether ``out`` is one tensor rather than a tuple.
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
         has_constant_statistics: whether a gradient's statistics are constants, as in evaluation,
             rather than functions of x. If there is the option ``training``, it decides.
@@ -137,7 +136,6 @@ class Operator:
     all_outputs: tuple[Output, ...]
     result: Callable[[Sequence[Any]], Any]
     statistics: Kind = Kind.CHANNEL
-    out_is_tensor: bool = False
     is_centred: bool = True
     has_constant_statistics: bool = False
     has_own_eps: bool = False
@@ -162,6 +160,11 @@ class Operator:
     def names(self) -> tuple[str, ...]:
         """The names of the parameters."""
         return tuple(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def out_is_tensor(self) -> bool:
+        """Whether there is one output, so that ``out`` is a tensor rather than a tuple."""
+        return len(self.all_outputs) == 1
 
     @cached_property
     def gathers(self) -> bool:

@@ -172,7 +172,6 @@ BATCH_NORM_ELEMT = Operator(
     options=("channel_axis",),
     all_outputs=(OUTPUT,),
     result=only,
-    out_is_tensor=True,
 )
 
 
@@ -306,7 +305,6 @@ BATCH_NORM_BACKWARD_ELEMT = Operator(
     options=("channel_axis",),
     all_outputs=(GRAD_INPUT._replace(mask=None),),
     result=only,
-    out_is_tensor=True,
 )
 
 
