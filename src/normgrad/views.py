@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
 
 from . import contract, layout
 from .contract import Kind, Operator, Specs
@@ -44,23 +43,19 @@ def problem(
         if role not in _NO_VECTORS
     }
     tensors = [other, data, written or data]
-    by_row = operator.statistics is Kind.ROW
-    if gathers:
-        axes = _View(ONE, (), Axis(data.shape[1], (1, 1, 1)), ONE)
-    elif by_row:
-        axes, vectors = _by_row(options, tensors, by_role, vectors)
-    else:
-        axes = _by_channel(operator, options, tensors, forward)
     found = Problem(
         other.dtype,
         data.dtype,
         written.dtype if written else None,
+        sets=ONE,
+        outer=(),
+        channel=ONE,
+        inner=ONE,
         vectors=vectors,
-        **axes._asdict(),
         forward=forward,
         constant=not forward and (operator.has_constant_statistics or not options.training),
         grouped=not forward and operator.statistics is not Kind.CHANNEL,
-        by_row=by_row and not gathers,
+        by_row=operator.statistics is Kind.ROW,
         centred=operator.is_centred,
         gathers=gathers,
         counts=by_role.get(Role.COUNT),
@@ -74,19 +69,13 @@ def problem(
         missing_mean=options.training and operator.is_centred and Role.MEAN not in by_role,
         missing_invstd=options.training and Role.INVSTD not in by_role,
     )
+    if gathers:
+        found = found._replace(channel=Axis(data.shape[1], (1, 1, 1)))
+    elif found.by_row:
+        found = _by_row(found, options, tensors, by_role)
+    else:
+        found = _by_channel(found, operator, options, tensors)
     return found.reading_one()
-
-
-class _View(NamedTuple):
-    """The fields of a problem that depend on its axes."""
-
-    sets: Axis
-    outer: tuple[Axis, ...]
-    channel: Axis
-    inner: Axis
-    divisor: float = 1.0
-    per_group: int = 1
-    outer_rows: int = 0
 
 
 def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
@@ -96,9 +85,9 @@ def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
 
 
 def _by_channel(
-    operator: Operator, options: Options, tensors: Sequence[TensorSpec], forward: bool
-) -> _View:
-    """The view of batch and group norm, where each channel has its own parameters."""
+    problem: Problem, operator: Operator, options: Options, tensors: Sequence[TensorSpec]
+) -> Problem:
+    """The problem with the axes of batch and group norm: each channel has its own parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
     channel = axes.pop(contract.axis_of(options, data))
@@ -107,20 +96,29 @@ def _by_channel(
     per_group = channels // options.num_groups if grouped else 1
     positions = layout.merge_axes(axes)
     outer, inner = tuple(positions[:-1]), positions[-1] if positions else ONE
-    if grouped and forward and channels == 0:
+    if grouped and problem.forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
         outer, channel, inner = (), Axis(options.num_groups, (1, 1, 1)), Axis(0, (1, 1, 1))
     divisor = float(per_group * (data.elements // max(1, sets.size * channels)))
-    return _View(sets, outer, channel, inner, divisor, max(1, per_group))
+    return problem._replace(
+        sets=sets,
+        outer=outer,
+        channel=channel,
+        inner=inner,
+        divisor=divisor,
+        per_group=max(1, per_group),
+    )
 
 
 def _by_row(
+    problem: Problem,
     options: Options,
     tensors: Sequence[TensorSpec],
     specs: dict[Role, TensorSpec],
-    vectors: Iterable[Role],
-) -> tuple[_View, dict[Role, Vector]]:
-    """The view of layer and RMS norm: rows have statistics, positions in rows have parameters.
+) -> Problem:
+    """The problem with the axes of layer and RMS norm, whose rows have statistics.
+
+    Each position in a row has its own parameters.
 
     Rows and positions become one axis each if the strides of all tensors and vectors allow it;
     otherwise the remaining axes are outer axes.
@@ -138,8 +136,8 @@ def _by_row(
         ]
         return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(roles)))]
 
-    of_rows = [role for role in vectors if role in STATISTICS]
-    of_positions = [role for role in vectors if role not in STATISTICS]
+    of_rows = [role for role in problem.vectors if role in STATISTICS]
+    of_positions = [role for role in problem.vectors if role not in STATISTICS]
     *outer_rows, rows = merged(axes[:first], of_rows)
     *outer, positions = merged(axes[first:], of_positions)
 
@@ -157,12 +155,12 @@ def _by_row(
     def of_tensors(axis: Axis) -> Axis:
         return Axis(axis.size, axis.strides[:3])
 
-    view = _View(
+    return problem._replace(
         sets=Axis(prod(axis.size for axis in outer_rows), (0, 0, 0)),
         outer=tuple(of_tensors(axis) for axis in (*outer_rows, *outer)),
         channel=of_tensors(rows),
         inner=of_tensors(positions),
+        vectors=found,
         divisor=float(prod(options.normalized_shape)),
         outer_rows=len(outer_rows),
     )
-    return view, found
