@@ -166,7 +166,8 @@ class Torch(Framework):
             )
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
-            value = self._bare(value)
+            if type(value) not in self._plain:  # a subclass may redefine data_ptr()
+                value = self._torch.Tensor.as_subclass(value, self._torch.Tensor)
         with suppress(RuntimeError):  # a batched tensor has no storage, and no address below
             reason = self.lacking(value)
             if reason is not None:
@@ -189,13 +190,6 @@ class Torch(Framework):
     def _dtype_of(self, value: Any) -> DType | str:
         """The tensor's dtype, or the name of one that no operator takes."""
         return self._from_torch.get(value.dtype) or str(value.dtype).removeprefix("torch.")
-
-    def _bare(self, value: Any) -> Any:
-        """The same tensor as a torch.Tensor, since a subclass may redefine data_ptr()."""
-        if type(value) in self._plain:
-            return value
-        with self._torch._C.DisableTorchFunctionSubclass():
-            return self._torch.Tensor.as_subclass(value, self._torch.Tensor)
 
     def lacking(self, value: Any) -> str | None:
         """The message on a storage too small for the tensor's elements; None if it is not."""
