@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 from typing import Any
 
 from . import devices, frameworks
@@ -47,6 +46,7 @@ class Arguments:
         first, device: the name of the tensor that decides the device, and that device.
         opened: the opened tensors.
         tensors: the same tensors as the framework's plain ones, which most are from the start.
+        specs: the specs of the opened tensors, by the names of the operator's inputs and outputs.
         key: the signature, which is all that a plan depends on.
         addresses: the address of each tensor; 0 where absent.
     """
@@ -66,13 +66,13 @@ class Arguments:
             ValueError: a tensor on another device than the first, or on one that cannot be used; a
                 tensor that memory cannot hold.
         """
-        self._operator = operator
-        self._outputs = outputs
         self.values = (*tensors, *given)
-        names = operator.names
+        inputs = operator.names
+        out = (operator.out_name(index, output) for index, output in enumerate(outputs))
+        names = (*inputs, *out)
         # The first tensor that is present decides the framework. A missing required tensor is
         # reported when the specs are checked.
-        present = ((name, value) for name, value in zip(names, self.values, strict=False))
+        present = zip(inputs, self.values, strict=False)
         first = next((pair for pair in present if pair[1] is not None), (names[0], None))
         self.first: str = first[0]
         self.like: Any = first[1]
@@ -82,22 +82,22 @@ class Arguments:
         self.device = self.framework.device(*first)
         devices.check(self.first, self.device)
         self.opened = [
-            None if value is None else self._open(name, value, writing=index >= len(names))
-            for index, (name, value) in enumerate(zip(self._names, self.values, strict=True))
+            None if value is None else self._open(name, value, writing=index >= len(inputs))
+            for index, (name, value) in enumerate(zip(names, self.values, strict=True))
         ]
         self.tensors = [None if each is None else each.tensor for each in self.opened]
         self.addresses = [
             0 if each is None else each.located(name)
-            for name, each in zip(self._names, self.opened, strict=True)
+            for name, each in zip(names, self.opened, strict=True)
         ]
+        self.specs: dict[str, TensorSpec | None] = {}
+        declared: tuple[Parameter | Output, ...] = (*operator.parameters, *outputs)
+        for name, opened, each in zip(names, self.opened, declared, strict=True):
+            self.specs[each.name] = None
+            if opened is not None:
+                with naming(name):
+                    self.specs[each.name] = opened.spec(name, each.kind.dtypes)
         self.key: Hashable = (self.framework, self.device, *self.specs.values())
-
-    @cached_property
-    def _names(self) -> list[str]:
-        """The names of the tensors in messages."""
-        operator = self._operator
-        out = (operator.out_name(index, output) for index, output in enumerate(self._outputs))
-        return [*operator.names, *out]
 
     def _open(self, name: str, value: Any, writing: bool) -> Opened:
         framework = frameworks.of(name, value)
@@ -108,20 +108,3 @@ class Arguments:
             )
         devices.check_same(name, framework.device(name, value), self.device, self.first)
         return framework.opened(name, value, writing)
-
-    @cached_property
-    def specs(self) -> dict[str, TensorSpec | None]:
-        """The specs of the opened tensors, by the names of the operator's inputs and outputs.
-
-        Raises:
-            TypeError: a dtype that no operator takes.
-            ValueError: a tensor that memory cannot hold.
-        """
-        found: dict[str, TensorSpec | None] = {}
-        declared: tuple[Parameter | Output, ...] = (*self._operator.parameters, *self._outputs)
-        for name, opened, each in zip(self._names, self.opened, declared, strict=True):
-            found[each.name] = None
-            if opened is not None:
-                with naming(name):
-                    found[each.name] = opened.spec(name, each.kind.dtypes)
-        return found
