@@ -104,10 +104,8 @@ class NumPy(Framework):
             # The region is described in bytes.
             by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
             original = layout.Region(array.ctypes.data, *by_bytes, 1)
-            try:
+            with memory.allocating(name, array.nbytes):
                 array = np.array(array)
-            except MemoryError:
-                raise memory.missing(name, array.nbytes) from None
         read_only = "a read-only array; allowed: one that can be written"
         return Opened(
             array,
@@ -223,8 +221,7 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        with memory.allocating("a result", spec.nbytes):
-            new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
+        new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         self._plainly(new)
         if spec.nbytes >= pages.HUGE:
             pages.prefer_huge(new.data_ptr(), spec.nbytes)

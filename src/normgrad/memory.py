@@ -20,20 +20,20 @@ LINE = 64
 ALIGNED = 256 << 10
 
 
-def missing(what: str, size: int) -> MemoryError:
+def _missing(what: str, size: int) -> MemoryError:
     """The error for an allocation that the system cannot satisfy."""
     return MemoryError(f"{what}: no memory for {size} bytes; allowed: what the system has left")
 
 
 @contextmanager
 def allocating(what: str, size: int) -> Iterator[None]:
-    """A context that turns PyTorch's RuntimeError for a failed allocation into a MemoryError."""
+    """A context that names what a failed allocation is for; PyTorch's error is a RuntimeError."""
     try:
         yield
-    except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
             raise
-        raise missing(what, size) from None
+        raise _missing(what, size) from None
 
 
 def lacking(room: int, needed: int) -> str:
@@ -54,7 +54,7 @@ def need(what: str, size: int) -> None:
         # The test is a new mapping, since an array might reuse memory that the process has freed.
         mmap.mmap(-1, max(size, 1)).close()
     except (OSError, OverflowError):
-        raise missing(what, size) from None
+        raise _missing(what, size) from None
 
 
 def aligned(size: int) -> npt.NDArray[np.uint8]:

@@ -249,14 +249,12 @@ class Plan:
             if place is None:
                 results[index] = None
             elif results[index] is None:
-                try:
+                with memory.allocating(self._wanted[index].name, place.spec.nbytes):
                     made[index] = (
                         framework.empty_on(place.spec, self.device, like)
                         if self._on_gpu
                         else framework.empty(place.spec)
                     )
-                except MemoryError:
-                    raise memory.missing(self._wanted[index].name, place.spec.nbytes) from None
                 addresses[place.slot] = frameworks.address_of(made[index])
         given = None
         if self.workspace_size:

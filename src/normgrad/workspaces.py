@@ -31,10 +31,8 @@ def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int
         if given < size:
             raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
     elif device == devices.CPU:
-        try:
+        with memory.allocating("workspace", size):
             owner = np.empty(size, np.uint8)
-        except MemoryError:
-            raise memory.missing("workspace", size) from None
         start = owner.ctypes.data
     else:
         # It may be freed before the kernels end, since PyTorch's allocator reuses it only for later
