@@ -167,10 +167,7 @@ class Problem(NamedTuple):
     @property
     def positions(self) -> int:
         """The number of elements of one channel of a set."""
-        count = self.inner.size
-        for axis in self.outer:
-            count *= axis.size
-        return count
+        return self.inner.size * prod(axis.size for axis in self.outer)
 
     @property
     def wants_parameters(self) -> bool:

@@ -60,14 +60,14 @@ class Node(_SingleLevelFunction):
     Attributes:
         tensors: the names of the arguments that have derivatives.
         constants, options: the names of the other tensors and other arguments that are saved.
-        differentiable: the positions of the results that have derivatives.
+        differentiable: how many of the results, from the first on, have derivatives.
         saved: how many of the tensors, from the first on, are saved; None for all.
     """
 
     tensors: ClassVar[tuple[str, ...]]
     constants: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
-    differentiable: ClassVar[frozenset[int]] = frozenset({0})
+    differentiable: ClassVar[int] = 1
     saved: ClassVar[int | None] = None
 
     @classmethod
@@ -95,7 +95,7 @@ class Node(_SingleLevelFunction):
             *[
                 value
                 for index, value in enumerate(results)
-                if index not in cls.differentiable or value.shape == (0,)
+                if index >= cls.differentiable or value.shape == (0,)
             ]
         )
         return results if len(results) > 1 else results[0]
@@ -246,7 +246,7 @@ class Gradients(Node):
     """
 
     tensors = _FIRST
-    differentiable = frozenset({0, 1, 2})
+    differentiable = 3
     normalised: ClassVar[Callable[..., Normalisation]]
 
     @staticmethod
@@ -307,7 +307,7 @@ def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[N
             return None, *formula_vjp(of_choices, ctx.saved_tensors, cotangents, mask)
 
     shown = "".join(word.title() for word in name.split("_"))
-    return type(shown, (Part,), {"differentiable": frozenset(range(differentiable))})
+    return type(shown, (Part,), {"differentiable": differentiable})
 
 
 class BatchNormElemt(Node):
