@@ -36,6 +36,8 @@ class Exact(NamedTuple):
 class _Arithmetic:
     """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes.
 
+    Only a vector's type may be wider than ``real``, so rounding does not change the data tensors.
+
     Attributes, of tensors with a channel axis:
         channels, size: the number of channels, and of the elements of a channel.
         others: the other axes.
@@ -52,17 +54,14 @@ class _Arithmetic:
             self.others = tuple(index for index in range(data.ndim) if index != axis)
 
     def read(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
-        """A vector, rounded to the arithmetic's type and widened; the default if it is absent."""
+        """A tensor, rounded to the arithmetic's type and widened; the default if it is absent."""
         if values is None:
             return np.full(count, default, self.wide)
-        return np.asarray(values).astype(self.real).astype(self.wide)
+        return np.asarray(values).astype(self.real, copy=False).astype(self.wide)
 
     def along(self, values: Array) -> Array:
         """A per-channel vector, shaped to broadcast along the channel axis."""
         return np.expand_dims(values, self.others)
-
-    def tensor(self, values: Array) -> Array:
-        return values.astype(self.wide)
 
 
 def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
@@ -86,7 +85,7 @@ def batch_norm_backward(
 ) -> dict[str, Exact]:
     """grad_input, grad_weight and grad_bias; see :func:`normgrad.batch_norm_backward`."""
     seen = _Arithmetic(grad_out, input, channel_axis)
-    dy, x = seen.tensor(grad_out), seen.tensor(input)
+    dy, x = seen.read(grad_out), seen.read(input)
     along, others, m = seen.along, seen.others, seen.size
     with np.errstate(all="ignore"):
         w = seen.read(weight, 1)
@@ -199,7 +198,7 @@ def batch_norm_elemt(
     vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
     with np.errstate(all="ignore"):
         read = (seen.along(seen.read(*vector)) for vector in vectors)
-        return {"output": _normalised(seen.tensor(input), *read)}
+        return {"output": _normalised(seen.read(input), *read)}
 
 
 def batch_norm(
@@ -216,7 +215,7 @@ def batch_norm(
 ) -> dict[str, Exact]:
     """output, and in training the statistics too; see :func:`normgrad.batch_norm`."""
     seen = _Arithmetic(input, input, channel_axis)
-    x, n = seen.tensor(input), seen.size
+    x, n = seen.read(input), seen.size
     found: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
         if training:
@@ -281,7 +280,7 @@ def group_norm(
 ) -> dict[str, Exact]:
     """output, mean and rstd; see :func:`normgrad.group_norm`."""
     arithmetic = _Arithmetic(input, input)
-    x, back = _split(arithmetic.tensor(input), num_groups, channel_axis)
+    x, back = _split(arithmetic.read(input), num_groups, channel_axis)
     channels = (1, *x.shape[1:3], 1)
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, (2, 3), eps)
@@ -313,7 +312,7 @@ def batch_norm_backward_reduce(
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
     seen = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
-        xmu = seen.tensor(input) - seen.along(seen.read(mean, 0))
+        xmu = seen.read(input) - seen.along(seen.read(mean, 0))
 
         def formula(dy: Array, xmu: Array, r: Array, _: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(seen.others)
@@ -322,7 +321,7 @@ def batch_norm_backward_reduce(
             return sum_dy, sum_dy_xmu, grad_weight, sum_dy
 
         names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-        return _exact(names, formula, seen.tensor(grad_out), xmu, seen.read(invstd, 1))
+        return _exact(names, formula, seen.read(grad_out), xmu, seen.read(invstd, 1))
 
 
 def batch_norm_backward_elemt(
@@ -341,7 +340,7 @@ def batch_norm_backward_elemt(
     seen = _Arithmetic(grad_out, input, channel_axis)
     along = seen.along
     with np.errstate(all="ignore"):
-        xmu = seen.tensor(input) - along(seen.read(mean, 0))
+        xmu = seen.read(input) - along(seen.read(mean, 0))
         vectors = ((weight, 1.0), (invstd, 1.0), (sum_dy, 0.0), (sum_dy_xmu, 0.0))
         n = np.asarray(count).astype(np.float64).sum()
 
@@ -352,7 +351,7 @@ def batch_norm_backward_elemt(
             return (along(w * r) * (dy + minus * inner),)
 
         read = (seen.read(*vector) for vector in vectors)
-        return _exact(("grad_input",), formula, seen.tensor(grad_out), xmu, *read)
+        return _exact(("grad_input",), formula, seen.read(grad_out), xmu, *read)
 
 
 def group_norm_backward(
@@ -367,8 +366,8 @@ def group_norm_backward(
 ) -> dict[str, Exact]:
     """grad_input, grad_gamma and grad_beta; see :func:`normgrad.group_norm_backward`."""
     arithmetic = _Arithmetic(grad_out, input)
-    dy, back = _split(arithmetic.tensor(grad_out), num_groups, channel_axis)
-    x, _ = _split(arithmetic.tensor(input), num_groups, channel_axis)
+    dy, back = _split(arithmetic.read(grad_out), num_groups, channel_axis)
+    x, _ = _split(arithmetic.read(input), num_groups, channel_axis)
     per_set, per_channel = (*x.shape[:2], 1, 1), (1, *x.shape[1:3], 1)
     size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
@@ -406,7 +405,7 @@ def layer_norm(
 ) -> dict[str, Exact]:
     """output, mean and rstd; see :func:`normgrad.layer_norm`."""
     arithmetic = _Arithmetic(input, input)
-    x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
+    x, over = arithmetic.read(input), _rows(input, normalized_shape)
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, over, eps)
         mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
@@ -428,7 +427,7 @@ def layer_norm_backward(
     Without a mean the statistics are those of x itself, as in RMS norm.
     """
     arithmetic = _Arithmetic(grad_out, input)
-    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
+    dy, x = arithmetic.read(grad_out), arithmetic.read(input)
     over = _rows(input, normalized_shape)
     rows = tuple(range(over[0]))
     size = math.prod(input.shape[over[0] :])
@@ -457,7 +456,7 @@ def rms_norm(
 ) -> dict[str, Exact]:
     """output and rstd; see :func:`normgrad.rms_norm`."""
     arithmetic = _Arithmetic(input, input)
-    x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
+    x, over = arithmetic.read(input), _rows(input, normalized_shape)
     eps = 2 * dtypes.parse(input.dtype).unit_roundoff if eps is None else eps
     with np.errstate(all="ignore"):
         size = math.prod(input.shape[over[0] :])
