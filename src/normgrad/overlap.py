@@ -86,20 +86,20 @@ def check(
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
     probes_inputs = not (arguments.framework.trusted or on_gpu)
-    tensors = list(zip(arguments.tensors, arguments.opened, arguments.addresses, strict=True))
+    tensors = list(zip(arguments.opened, arguments.addresses, strict=True))
     taken: list[tuple[Place, int]] = []
     # The original memory of inputs that were copied to be read: writing to it would change them.
     copied: list[tuple[str, layout.Region]] = []
-    for place, (tensor, opened, address) in zip(inputs, tensors, strict=False):
-        if place is None:
+    for place, (opened, address) in zip(inputs, tensors, strict=False):
+        if place is None or opened is None:
             continue
-        place.check_address(tensor, address, on_gpu)
+        place.check_address(opened.tensor, address, on_gpu)
         if probes_inputs:
             reason = pages.unreadable(address + place.low, address + place.high)
             if reason is not None:
                 raise ValueError(f"{place.name}: {reason}")
         taken.append((place, address))
-        if opened is not None and opened.original is not None:
+        if opened.original is not None:
             copied.append((place.name, opened.original))
 
     def check_copied(name: str, region: layout.Region) -> None:
@@ -107,11 +107,11 @@ def check(
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
-    for place, (tensor, opened, address) in zip(outputs, tensors[len(inputs) :], strict=True):
-        if place is None or tensor is None:
+    for place, (opened, address) in zip(outputs, tensors[len(inputs) :], strict=True):
+        if place is None or opened is None:
             continue
-        place.check_address(tensor, address, on_gpu)
-        reason = None if opened is None else opened.read_only
+        place.check_address(opened.tensor, address, on_gpu)
+        reason = opened.read_only
         # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that the
         # framework did not allocate.
         if reason is None and not on_gpu:

@@ -9,11 +9,9 @@ from . import contract, layout
 from .contract import Kind, Operator, Specs
 from .layout import Axis
 from .options import Options
-from .problem import DATA, STATISTICS, Problem, Role, Vector
+from .problem import STATISTICS, VECTORS, Problem, Role, Vector
 from .tensor import TensorSpec
 
-#: The roles of tensors that are not vectors of channels.
-_NO_VECTORS = (*DATA, Role.COUNT)
 #: The placeholder for an absent axis.
 ONE = Axis(1, (1, 1, 1))
 
@@ -40,7 +38,7 @@ def problem(
     vectors = {
         role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] if len(spec.strides) > 1 else 0)
         for role, spec in by_role.items()
-        if role not in _NO_VECTORS
+        if role in VECTORS
     }
     tensors = [other, data, written or data]
     found = Problem(
