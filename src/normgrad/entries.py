@@ -119,14 +119,14 @@ class Entry:
         self,
         tensors: tuple[Any, ...],
         results: tuple[Any, ...],
-        makers: Sequence[tuple[Callable[[Any], Any], int] | None],
+        makers: Sequence[tuple[Callable[[Any], Any] | None, int]],
     ) -> native.Ready | None:
         """Store the signature of these tensors, which compiled code then accepts.
 
         Args:
             tensors, results: the operator's tensors and results, with None for absent ones.
-            makers: for each result a function that makes it, and the index of the tensor that the
-                function takes as its argument; None for absent results.
+            makers: for each result a function that makes it, or None if the result is absent, and
+                the index of the tensor that the function takes as its argument.
 
         Returns:
             The plan in the form that later calls use; None if compiled code cannot read the
@@ -138,9 +138,8 @@ class Entry:
         words = np.frombuffer(key, np.int64)
         self.table[WORDS : WORDS + len(words)] = words
         self.table[LENGTH] = len(words)
-        for index, each in enumerate(makers):
-            self.table[LIKES + index] = 0 if each is None else each[1]
-        made = tuple([None if each is None else each[0] for each in makers])
+        made, likes = zip(*makers, strict=True)
+        self.table[LIKES : LIKES + len(likes)] = likes
         return self.table.ctypes.data, made, [None] * (len(made) + 1), self
 
 

@@ -197,10 +197,10 @@ class Plan:
         both = zip(arguments.values, arguments.tensors, strict=True)
         if self._runner is None or any(value is not plain for value, plain in both):
             return
-        makers: list[tuple[Callable[[Any], Any], int] | None] = []
+        makers: list[tuple[Callable[[Any], Any] | None, int]] = []
         for place in self._outputs:
             if place is None:
-                makers.append(None)
+                makers.append((None, 0))
                 continue
             spec = place.spec
             alike = self._expected.index(spec) if spec in self._expected else -1
