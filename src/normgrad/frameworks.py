@@ -61,9 +61,11 @@ class Framework(ABC):
 
         ``alike`` says whether that tensor has the same spec; it is on ``device``, as ``like`` is.
         """
-        if device != devices.CPU:
-            return lambda like: self.empty_on(spec, device, like)
-        return lambda like: self.empty(spec)
+        return lambda like: self.new(spec, device, like)
+
+    def new(self, spec: TensorSpec, device: str, like: Any) -> Any:
+        """A new tensor on a device, where ``like``, one of the caller's tensors, is too."""
+        return self.empty(spec) if device == devices.CPU else self.empty_on(spec, device, like)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         """A new tensor of PyTorch's on a GPU; ``like`` is one of the caller's tensors there."""
@@ -228,8 +230,7 @@ class Torch(Framework):
         return new
 
     def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
-        on_gpu = device != devices.CPU
-        if (spec.nbytes >= pages.HUGE and not on_gpu) or _has_gaps(spec):
+        if (spec.nbytes >= pages.HUGE and device == devices.CPU) or _has_gaps(spec):
             return super().maker(spec, alike, device, like)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]
@@ -240,7 +241,7 @@ class Torch(Framework):
         def make(like: Any) -> Any:
             nonlocal template
             if template is None:
-                template = self.empty_on(spec, device, like) if on_gpu else self.empty(spec)
+                template = self.new(spec, device, like)
                 template.untyped_storage().resize_(0)
             return empty_like(template)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import layout, pages
+from . import devices, layout, pages
 from .arguments import Arguments
 from .tensor import TensorSpec
 
@@ -76,7 +76,6 @@ def check(
     arguments: Arguments,
     inputs: Places,
     outputs: Places,
-    on_gpu: bool,
     workspace: layout.Region | None,
 ) -> None:
     """Check the memory of a call's tensors, and of a workspace that the caller provided.
@@ -85,6 +84,7 @@ def check(
         TypeError: a tensor without memory.
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
+    on_gpu = arguments.device != devices.CPU
     probes_inputs = not (arguments.framework.trusted or on_gpu)
     tensors = list(zip(arguments.opened, arguments.addresses, strict=True))
     taken: list[tuple[Place, int]] = []

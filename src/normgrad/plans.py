@@ -72,7 +72,6 @@ class Plan:
         present = contract.counted(operator, options, specs)
         self.name = operator.name
         self.device = device
-        self._on_gpu = device != devices.CPU
         self._operator = operator
         self._names = operator.names
         self._expected = tuple(map(specs.get, self._names))
@@ -250,11 +249,7 @@ class Plan:
                 results[index] = None
             elif results[index] is None:
                 with memory.allocating(self._wanted[index].name, place.spec.nbytes):
-                    made[index] = (
-                        framework.empty_on(place.spec, self.device, like)
-                        if self._on_gpu
-                        else framework.empty(place.spec)
-                    )
+                    made[index] = framework.new(place.spec, self.device, like)
                 addresses[place.slot] = frameworks.address_of(made[index])
         given = None
         if self.workspace_size:
@@ -264,7 +259,7 @@ class Plan:
             if workspace is not None:
                 given = layout.Region(start, (used(self.workspace_size, alignment),), (1,), 1)
 
-        check(arguments, inputs, outputs, self._on_gpu, given)
+        check(arguments, inputs, outputs, given)
         if self._backend.computes(self._program):
             if self._runner is None:
                 self._runner = self._backend.runner(self._program, inputs, outputs)
