@@ -56,10 +56,10 @@ class Framework(ABC):
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
-    def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
+    def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
         """A function that makes new tensors with this spec, from one of the caller's tensors.
 
-        ``alike`` says whether that tensor has the same spec; it is on ``device``, as ``like`` is.
+        ``alike`` says whether that tensor, which is on ``device``, has the same spec.
         """
         return lambda like: self.new(spec, device, like)
 
@@ -130,9 +130,9 @@ class NumPy(Framework):
         strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
         return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
 
-    def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
+    def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
         if spec.nbytes >= memory.ALIGNED or _has_gaps(spec):
-            return super().maker(spec, alike, device, like)
+            return super().maker(spec, alike, device)
         if alike:
             return np.empty_like
         template = self.empty(spec)  # NumPy copies its form in half the time of making one
@@ -229,9 +229,9 @@ class Torch(Framework):
             pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
 
-    def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
+    def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
         if (spec.nbytes >= pages.HUGE and device == devices.CPU) or _has_gaps(spec):
-            return super().maker(spec, alike, device, like)
+            return super().maker(spec, alike, device)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]
         # In a layer PyTorch reads a template, which needs no memory, 1.5 µs faster than a shape,

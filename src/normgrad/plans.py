@@ -203,7 +203,7 @@ class Plan:
                 continue
             spec = place.spec
             alike = self._expected.index(spec) if spec in self._expected else -1
-            made = arguments.framework.maker(spec, alike >= 0, self.device, arguments.like)
+            made = arguments.framework.maker(spec, alike >= 0, self.device)
             makers.append((made, max(alike, 0)))
         tensors = arguments.values[: len(self._names)]
         self.ready = self._runner.learn(tensors, tuple(results), makers)
