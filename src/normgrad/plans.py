@@ -202,9 +202,9 @@ class Plan:
                 makers.append((None, 0))
                 continue
             spec = place.spec
-            alike = self._expected.index(spec) if spec in self._expected else -1
-            made = arguments.framework.maker(spec, alike >= 0, self.device)
-            makers.append((made, max(alike, 0)))
+            alike = spec in self._expected
+            made = arguments.framework.maker(spec, alike, self.device)
+            makers.append((made, self._expected.index(spec) if alike else 0))
         tensors = arguments.values[: len(self._names)]
         self.ready = self._runner.learn(tensors, tuple(results), makers)
         self._enter = self._runner.enter
