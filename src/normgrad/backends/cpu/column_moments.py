@@ -6,7 +6,7 @@ from . import block as B
 from .columns import BUFFER, add_quarters, along_row, gather_sums, shape_of, start_sums
 from .helpers import by_types, helper, passed
 from .intrinsics import double, double_buffer, get, larger, plain, real_buffer, shift, smaller
-from .lanes import LANES, double_lanes, get_lanes, put_lanes, single_lanes, splat, zero_lanes
+from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
 from .moments import add_part, lanes_of, moved, nearest, points_of, start_moments
 from .parts import load_part, over_row
 from .rows import sums_of
@@ -34,7 +34,7 @@ def find_means(arguments, c, part):
 @helper
 def move_moments(sums, c, n, away):
     """Move the moments of n rows about a point to one that is smaller by ``away``."""
-    total, squares = moved(get_lanes(sums[0], c), get_lanes(sums[2], c), n, away)
+    total, squares = moved(load_lanes(sums[0], c), load_lanes(sums[2], c), n, away)
     put_lanes(sums[0], c, total)
     put_lanes(sums[2], c, squares)
 
@@ -44,8 +44,8 @@ def renew_means(x, sums, means, rows, width):
     """Move the moments of some rows to these rows' means, as elements could be."""
     n, one = splat(double(rows)), splat(1.0 / rows)
     for c in range(0, width, LANES):
-        old = double_lanes(get_lanes(means, c))
-        new = nearest(x, old + get_lanes(sums[0], c) * one)
+        old = double_lanes(load_lanes(means, c))
+        new = nearest(x, old + load_lanes(sums[0], c) * one)
         put_lanes(means, c, single_lanes(new))
         move_moments(sums, c, n, old - new)
 
@@ -70,7 +70,7 @@ def add_about_means(operation, x, step, rows, points, sums, width, ahead):
         done += some
     n = splat(double(rows))
     for c in range(0, width, LANES):
-        away = double_lanes(get_lanes(means, c)) - double_lanes(get_lanes(points, c))
+        away = double_lanes(load_lanes(means, c)) - double_lanes(load_lanes(points, c))
         move_moments(sums, c, n, away)
 
 
@@ -79,7 +79,7 @@ def add_exact_moments(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
     x, step, rows, points, sums = arguments
     zero = zero_lanes(x, x)
-    mean, found = double_lanes(get_lanes(points, c)), start_moments(zero)
+    mean, found = double_lanes(load_lanes(points, c)), start_moments(zero)
     about = points_of(zero, mean)
     for r in range(rows):
         found = add_part(x, r * step + c, about, found, part)

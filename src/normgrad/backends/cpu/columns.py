@@ -26,7 +26,7 @@ from .intrinsics import (
     smaller,
     store,
 )
-from .lanes import LANES, as_loaded, get_lanes, in_sequence, put_lanes, splat_like, zero_lanes
+from .lanes import LANES, as_loaded, in_sequence, load_lanes, put_lanes, splat_like, zero_lanes
 from .parts import load_part, over_row, store_part
 from .rows import CHAIN, further, streams_lines, sums_of, three, to_next_task
 from .sums import add_columns, add_terms, clear_lanes, fold_lanes
@@ -65,7 +65,7 @@ def add_rows(arguments, c, part):
     each other, and with what is read, for the same places.
     """
     operation, tensors, steps, rows, terms, chain, sums, ahead, is_full, streaming = arguments
-    mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
+    mean_and_gain = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
     zero = zero_lanes(tensors[0], tensors[1])
     if ahead:
         fetch_later(tensors, LATER, c)
@@ -76,7 +76,7 @@ def add_rows(arguments, c, part):
             fetch_later(tensors, LATER, c)
         found = added(operation, tensors, c, mean_and_gain, found, part, streaming)
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
-    dy, products = get_lanes(first, 0) + found[0], get_lanes(second, 0) + found[1]
+    dy, products = load_lanes(first, 0) + found[0], load_lanes(second, 0) + found[1]
     if is_full:
         fold_lanes(zero, sums[0], sums[1], c, dy)
         fold_lanes(zero, sums[2], sums[3], c, products)
@@ -92,8 +92,8 @@ def add_single(arguments, c, part):
     dy, x, dx = tensors
     values, xs = load_part(dy, c, part), load_part(x, c, part)
     if coefficients_used(operation) > 0:
-        store_part(dx, c, get_lanes(terms[1], c) * values, part, False)
-    add_terms(zero_lanes(dy, x), sums, c, dy, values, xs, get_lanes(terms[0], c), part)
+        store_part(dx, c, load_lanes(terms[1], c) * values, part, False)
+    add_terms(zero_lanes(dy, x), sums, c, dy, values, xs, load_lanes(terms[0], c), part)
 
 
 @helper
@@ -129,7 +129,7 @@ def along_row(job, field, per, dy, row):
     for i in range(width, width * repeat):
         put(row, i, get(row, i - width))
     for i in range(0, width * repeat, LANES):
-        put_lanes(row, i, as_loaded(dy, get_lanes(row, i)))
+        put_lanes(row, i, as_loaded(dy, load_lanes(row, i)))
 
 
 @helper
@@ -145,8 +145,8 @@ def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
     """Add the sums of a row's elements to the sums of their channels."""
     not_inlined()
     for i in range(0, channels * run * repeat, LANES):
-        put_lanes(columns[0], i, in_sequence(tensor, get_lanes(columns[0], i)))
-        put_lanes(columns[2], i, in_sequence(tensor, get_lanes(columns[2], i)))
+        put_lanes(columns[0], i, in_sequence(tensor, load_lanes(columns[0], i)))
+        put_lanes(columns[2], i, in_sequence(tensor, load_lanes(columns[2], i)))
     add_columns(zero, columns[0], columns[1], channels, run, repeat, sums[0], sums[1], first)
     add_columns(zero, columns[2], columns[3], channels, run, repeat, sums[2], sums[3], first)
 
@@ -216,8 +216,8 @@ def write_part(arguments, c, part):
     """Write a part of some rows."""
     operation, tensors, steps, rows, terms, ahead, streaming = arguments
     lanes = (
-        get_lanes(terms[0], c), get_lanes(terms[1], c), get_lanes(terms[2], c),
-        get_lanes(terms[3], c), get_lanes(terms[4], c),
+        load_lanes(terms[0], c), load_lanes(terms[1], c), load_lanes(terms[2], c),
+        load_lanes(terms[3], c), load_lanes(terms[4], c),
     )  # fmt: skip
     for _ in range(rows):
         fetched(operation, tensors, c, ahead)

@@ -215,7 +215,7 @@ def splat_like(emit: Emitter, dy: Any, x: Any, value: Any) -> Any:
 
 @instruction(lambda pointer, index: Lanes(value_type(pointer.dtype))(pointer, types.intp))
 def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Elements ``index`` and following of a tensor, in the arithmetic's type."""
+    """Elements ``index`` and following of a tensor or scratch memory, in the arithmetic's type."""
     storage = emit.types[0].dtype
     at = vector_at(emit.builder, pointer, index, stored_type(emit.context, storage))
     return unpacked(emit.builder, emit.builder.load(at, align=1), storage)
@@ -231,13 +231,6 @@ def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
         at = builder.gep(pointer, [builder.add(index, I64(line))])
         at = builder.bitcast(at, ir.IntType(8).as_pointer())
         llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), [at, read, second_level, data])
-
-
-@instruction(lambda pointer, index: Lanes(pointer.dtype)(pointer, types.intp))
-def get_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Read LANES numbers of scratch memory, in the memory's type."""
-    kind = vector_type(emit.context.get_value_type(emit.types[0].dtype))
-    return emit.builder.load(vector_at(emit.builder, pointer, index, kind), align=1)
 
 
 @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))

@@ -22,9 +22,9 @@ from .lanes import (
     as_loaded,
     double_lanes,
     fused,
-    get_lanes,
     half_zeros,
     halves_added,
+    load_lanes,
     minus,
     product,
     put_lanes,
@@ -197,14 +197,14 @@ def fold_lanes(zero, total, error, index, lanes):
     if _is_double(zero):
 
         def compensated(zero, total, error, index, lanes):
-            s, e = two_sum(get_lanes(total, index), lanes)
+            s, e = two_sum(load_lanes(total, index), lanes)
             put_lanes(total, index, s)
-            put_lanes(error, index, get_lanes(error, index) + e)
+            put_lanes(error, index, load_lanes(error, index) + e)
 
         return compensated
 
     def plain(zero, total, error, index, lanes):
-        put_lanes(total, index, get_lanes(total, index) + double_lanes(lanes))
+        put_lanes(total, index, load_lanes(total, index) + double_lanes(lanes))
 
     return plain
 
@@ -260,10 +260,10 @@ def add_columns(zero, columns, column_errors, channels, run, repeat, totals, err
             for start in range(0, channels, LANES):
                 total = splat(0.0)
                 for at in range(start, channels * repeat, channels):
-                    total = total + get_lanes(columns, at)
+                    total = total + load_lanes(columns, at)
                 k = first + start
                 if start + LANES <= channels:
-                    put_lanes(totals, k, get_lanes(totals, k) + total)
+                    put_lanes(totals, k, load_lanes(totals, k) + total)
                     continue
                 put_lanes(some, 0, total)
                 for c in range(channels - start):
@@ -277,7 +277,7 @@ def add_errors(zero, error, index, lanes):
     """Add to adjacent errors, if the arithmetic has them."""
     if _is_double(zero):
         return lambda zero, error, index, lanes: put_lanes(
-            error, index, get_lanes(error, index) + lanes
+            error, index, load_lanes(error, index) + lanes
         )
     return lambda zero, error, index, lanes: None
 
