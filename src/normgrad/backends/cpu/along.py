@@ -21,12 +21,11 @@ from .intrinsics import (
     doubles_at,
     get,
     inlined,
-    like,
     not_inlined,
     plain,
     put,
     real_buffer,
-    real_of,
+    reals_at,
     shift,
     smaller,
 )
@@ -215,7 +214,7 @@ def write_rows(arguments, c, part):
 def parameters(operation, dy, x, dx, job):
     """Add each row's contribution to the parameter gradients, and write its dx if asked."""
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    numbers, weight = real_buffer(NUMBERS, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
+    numbers, weight = real_buffer(NUMBERS, dy, x), reals_at(get(job, B.J_WEIGHT), dy, x)
     columns = (
         double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
@@ -320,7 +319,7 @@ def short_rows(operation, dy, x, dx, job, writes):
     """
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    weights = like(get(job, B.J_WEIGHT), real_of(dy, x))
+    weights = reals_at(get(job, B.J_WEIGHT), dy, x)
     columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
     first, zero, adds = get(job, B.J_CHANNEL), zero_lanes(dy, x), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
@@ -376,8 +375,9 @@ def fold_part(arguments, c, part):
 @helper
 def chains_of(job, dy, x):
     """The two chains of a task's two sums, which float32 has in the place of errors."""
-    run, real = get(job, B.J_RUN), real_of(dy, x)
-    first, second = like(get(job, B.J_SUMS + 1), real), like(get(job, B.J_SUMS + 3), real)
+    run = get(job, B.J_RUN)
+    first = reals_at(get(job, B.J_SUMS + 1), dy, x)
+    second = reals_at(get(job, B.J_SUMS + 3), dy, x)
     return (first, second), (shift(first, run), shift(second, run))
 
 
@@ -397,7 +397,7 @@ def one_by_one(operation, dy, x, dx, job, writes):
     """
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    weights, chains = like(get(job, B.J_WEIGHT), real_of(dy, x)), chains_of(job, dy, x)
+    weights, chains = reals_at(get(job, B.J_WEIGHT), dy, x), chains_of(job, dy, x)
     first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)

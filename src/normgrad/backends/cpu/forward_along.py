@@ -16,17 +16,15 @@ from .intrinsics import (
     get,
     item_size,
     larger,
-    like,
     load,
     plain,
     put,
-    real_of,
     shift,
     smaller,
 )
 from .lanes import EIGHT, splat_like
 from .row_moments import moments_of_channels
-from .row_writes import is_streamed, write_row
+from .row_writes import is_streamed, parameters_along, write_row
 from .rows import further, sums_of, three
 from .vectors import canonical
 
@@ -86,7 +84,7 @@ def forward(operation, dy, x, dx, job):
         three(job, B.J_CHANNEL_STEPS),
         larger(1, smaller(EIGHT, NEAR // (run * item_size(x)))),
     )
-    along = like(get(job, B.J_WEIGHT), real_of(x, x)), like(get(job, B.J_BIAS), real_of(x, x))
+    along = parameters_along(x, x, job)
     means, invstds = double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):
         rows, here = smaller(at_once, count - start), further((dy, x, dx), steps, start)

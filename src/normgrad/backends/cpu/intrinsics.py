@@ -127,16 +127,11 @@ def word(emit: Emitter, address: Any, index: Any) -> Any:
     return emit.builder.load(emit.builder.gep(words, [index]), align=1)
 
 
-@instruction(lambda address, pointer: pointer(types.int64, pointer))
-def like(emit: Emitter, address: Any, pointer: Any) -> Any:
-    """A pointer to an address, of the same type as another pointer."""
-    return emit.builder.inttoptr(address, pointer.type)
-
-
-@instruction(lambda dy, x: types.CPointer(real_type(dy, x))(dy, x))
-def real_of(emit: Emitter, dy: Any, x: Any) -> Any:
-    """A null pointer to the arithmetic's type for dy and x; it stands for that type."""
-    return emit.context.get_constant_null(types.CPointer(real_type(*emit.types)))
+@instruction(lambda address, dy, x: types.CPointer(real_type(dy, x))(types.int64, dy, x))
+def reals_at(emit: Emitter, address: Any, dy: Any, x: Any) -> Any:
+    """A pointer to numbers of the arithmetic's type for dy and x, at an address."""
+    kind = types.CPointer(real_type(*emit.types[1:]))
+    return emit.builder.inttoptr(address, emit.context.get_value_type(kind))
 
 
 def _on_stack(emit: Emitter, storage: types.Type, count: int) -> ir.Value:

@@ -17,10 +17,9 @@ from .intrinsics import (
     doubles_at,
     get,
     item_size,
-    like,
     not_inlined,
     plain,
-    real_of,
+    reals_at,
     smaller,
 )
 from .lanes import LANES, splat_like
@@ -108,8 +107,7 @@ def coefficients_of(dy, x, job, channel, group):
 @helper
 def parameters_along(dy, x, job):
     """The addresses of weight and bias along the rows."""
-    real = real_of(dy, x)
-    return like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
+    return reals_at(get(job, B.J_WEIGHT), dy, x), reals_at(get(job, B.J_BIAS), dy, x)
 
 
 @helper

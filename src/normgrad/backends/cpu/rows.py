@@ -17,11 +17,10 @@ from .intrinsics import (
     get,
     inlined,
     item_size,
-    like,
     not_inlined,
     plain,
     real_buffer,
-    real_of,
+    reals_at,
     shift,
     smaller,
 )
@@ -181,7 +180,7 @@ def sums_of_short_rows(operation, dy, x, dx, job):
     """Sum channels that have one short row each, entirely in float32."""
     not_inlined()
     run, apart, sums = get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS), sums_of(job)
-    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
+    weight = reals_at(get(job, B.J_WEIGHT), dy, x)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     kept = real_buffer(KEPT, dy, x), real_buffer(KEPT, dy, x)
@@ -206,7 +205,7 @@ def sums(operation, dy, x, dx, job):
         return
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
-    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
+    weight = reals_at(get(job, B.J_WEIGHT), dy, x)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
