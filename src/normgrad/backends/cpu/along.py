@@ -43,7 +43,7 @@ from .lanes import (
 )
 from .parts import load_part, over_row, store_part
 from .rows import KEPT, further, keep_short_row, streams_lines, sums_of, sums_of_rows, three
-from .sums import fold_sums, total_of
+from .sums import fold_lanes, total_of
 from .target import has_many_registers
 from .vectors import canonical
 
@@ -180,7 +180,8 @@ def add_rows(arguments, c, part):
     weight = as_loaded(tensors[0], load_part(weights, c, part))
     zero = zero_lanes(tensors[0], tensors[1])
     a, b = sums_of_some(arguments, c, part, weight, zero)
-    fold_sums(zero, sums, c, a, b)
+    fold_lanes(zero, sums[0], sums[1], c, a[0] + b[0])
+    fold_lanes(zero, sums[2], sums[3], c, a[1] + b[1])
 
 
 @passed

@@ -209,13 +209,6 @@ def fold_lanes(zero, total, error, index, lanes):
     return plain
 
 
-@helper
-def fold_sums(zero, sums, index, a, b):
-    """Add the lanes of two chains of two sums each to adjacent sums in float64."""
-    fold_lanes(zero, sums[0], sums[1], index, a[0] + b[0])
-    fold_lanes(zero, sums[2], sums[3], index, a[1] + b[1])
-
-
 @by_types
 def clear_lanes(zero, total, error, index):
     """Set adjacent sums to zero."""
