@@ -7,6 +7,7 @@ always converted by integer arithmetic.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -60,10 +61,7 @@ def element(kind: ir.Type) -> ir.Type:
 def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """The bits of float16 as float32, bitwise as processors convert them: NaNs become quiet."""
     single, word = shaped(value.type, F32), shaped(value.type, I32)
-
-    def word_of(number: int) -> ir.Constant:
-        return constant(value.type, I32, number)
-
+    word_of = partial(constant, value.type, I32)
     bits = builder.zext(value, word)
     magnitude = builder.and_(bits, word_of(0x7FFF))
     sign = builder.shl(builder.xor(bits, magnitude), word_of(16))
@@ -83,11 +81,7 @@ def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """float32 rounded to the bits of float16, to nearest even; NaNs become quiet."""
-    word = shaped(value.type, I32)
-
-    def word_of(number: int) -> ir.Constant:
-        return constant(value.type, I32, number)
-
+    word, word_of = shaped(value.type, I32), partial(constant, value.type, I32)
     bits = builder.bitcast(value, word)
     magnitude = builder.and_(bits, word_of(0x7FFFFFFF))
     sign = builder.lshr(builder.xor(bits, magnitude), word_of(16))
