@@ -58,6 +58,11 @@ def element(kind: ir.Type) -> ir.Type:
     return kind.element if isinstance(kind, ir.VectorType) else kind
 
 
+def size_of(element: ir.Type) -> int:
+    """The size in bytes of a number, or of a vector's element."""
+    return {F64: 8, F32: 4, I32: 4}.get(element, 2)
+
+
 def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """The bits of float16 as float32, bitwise as processors convert them: NaNs become quiet."""
     single, word = shaped(value.type, F32), shaped(value.type, I32)

@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 
 from ...memory import LINE
-from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
+from .conversions import F64, I32, I64, bfloat16, float16, narrow, size_of, value_type, widen
 from .helpers import Emitter, helper, instruction
 
 # mypy: disable-error-code="untyped-decorator"
@@ -70,7 +70,7 @@ def store(emit: Emitter, pointer: Any, index: Any, value: Any) -> None:
 @instruction(lambda pointer: types.int64(pointer))
 def item_size(emit: Emitter, pointer: Any) -> Any:
     """The size of an element in bytes."""
-    return I64({types.float64: 8, types.float32: 4}.get(emit.types[0].dtype, 2))
+    return I64(size_of(emit.context.get_value_type(emit.types[0].dtype)))
 
 
 @instruction(lambda pointer, index: value_type(pointer.dtype)(pointer, types.intp))

@@ -23,7 +23,7 @@ from numba.core.imputils import lower_builtin
 
 from ...memory import LINE
 from . import access
-from .conversions import F32, F64, I16, I32, I64, bfloat16, narrow, value_type, widen
+from .conversions import F32, F64, I16, I32, I64, bfloat16, narrow, size_of, value_type, widen
 from .helpers import Emitter, instruction, typed
 from .intrinsics import real_type
 from .target import rounds_to_bfloat16
@@ -169,11 +169,6 @@ def packed(builder: Any, value: ir.Value, storage: types.Type, by_words: bool) -
     return _rounded_by_instruction(builder, value)
 
 
-def size_of(element: ir.Type) -> int:
-    """The size in bytes of a vector's element."""
-    return {F64: 8, F32: 4, I32: 4}.get(element, 2)
-
-
 def vector_at(builder: Any, pointer: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
     """The pointer to a vector that begins at an element."""
     return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer())
@@ -225,7 +220,7 @@ def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
 def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
     """Prefetch elements, which may lie beyond the tensor, into the L2 cache."""
     builder = emit.builder
-    size = {types.float64: 8, types.float32: 4}.get(emit.types[0].dtype, 2)
+    size = size_of(emit.context.get_value_type(emit.types[0].dtype))
     read, second_level, data = I32(0), I32(2), I32(1)
     for line in range(0, LANES, LINE // size):
         at = builder.gep(pointer, [builder.add(index, I64(line))])

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 
 from ...memory import LINE
-from .conversions import F32, F64, I32, I64, HalfStorage, value_type
+from .conversions import F32, F64, I32, I64, HalfStorage, size_of, value_type
 from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import not_inlined
 from .lanes import (
@@ -22,7 +22,6 @@ from .lanes import (
     places_of,
     repeated,
     shuffled,
-    size_of,
     stored_type,
     unpacked,
     vector_at,
