@@ -67,6 +67,17 @@ def shuffled(builder: Any, first: ir.Value, second: ir.Value, places: Any) -> ir
     return builder.shuffle_vector(first, second, constants(I32, places))
 
 
+def concatenated(builder: Any, vectors: list[ir.Value]) -> ir.Value:
+    """The elements of several vectors, whose number is a power of two, in one vector."""
+    while len(vectors) > 1:
+        places = range(2 * vectors[0].type.count)
+        vectors = [
+            shuffled(builder, a, b, places)
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
 def repeated(builder: Any, value: ir.Value, count: int = LANES) -> ir.Value:
     """A vector whose elements are all one value."""
     empty = ir.Constant(vector_type(value.type, count), ir.Undefined)

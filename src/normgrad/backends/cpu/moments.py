@@ -19,6 +19,7 @@ from .lanes import (
     HALF,
     LANES,
     Lanes,
+    concatenated,
     constants,
     double_lanes,
     fused,
@@ -73,14 +74,7 @@ def in_pieces(emit: Emitter, lanes: Any) -> Any:
 @instruction(lambda pieces: Lanes(types.float64)(pieces))
 def joined(emit: Emitter, pieces: Any) -> Any:
     """Lanes of float64, out of pieces."""
-    vectors = cgutils.unpack_tuple(emit.builder, pieces)
-    while len(vectors) > 1:
-        lanes = range(2 * vectors[0].type.count)
-        vectors = [
-            shuffled(emit.builder, a, b, lanes)
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-    return vectors[0]
+    return concatenated(emit.builder, cgutils.unpack_tuple(emit.builder, pieces))
 
 
 @instruction(lambda pointer, index, mean: mean(pointer, types.intp, mean))

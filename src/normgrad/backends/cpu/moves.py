@@ -13,9 +13,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .conversions import I32, I64, narrow, widen
+from .conversions import I64, narrow, widen
 from .helpers import Emitter, helper, instruction
 from .intrinsics import POINTERS, not_inlined, plain, shift
+from .lanes import concatenated, shuffled
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -52,8 +53,7 @@ def _interleaved(builder: Any, a: ir.Value, b: ir.Value, unit: int, lane: int) -
         for start in range(0, count, lane):
             for at in range(start + first, start + first + lane // 2, unit):
                 places += [*range(at, at + unit), *range(count + at, count + at + unit)]
-        mask = ir.Constant(ir.VectorType(I32, count), places)
-        halves.append(builder.shuffle_vector(a, b, mask))
+        halves.append(shuffled(builder, a, b, places))
     return halves
 
 
@@ -75,18 +75,8 @@ def _rows(builder: Any, vectors: list[ir.Value], lane: int) -> list[ir.Value]:
                 for start in range(0, row.type.count, lane)
                 for at in range(start + first, start + first + 4)
             ]
-            mask = ir.Constant(ir.VectorType(I32, len(places)), places)
-            found.append(builder.shuffle_vector(row, row, mask))
+            found.append(shuffled(builder, row, row, places))
     return found
-
-
-def _joined(builder: Any, parts: list[ir.Value]) -> ir.Value:
-    while len(parts) > 1:
-        count = parts[0].type.count
-        mask = ir.Constant(ir.VectorType(I32, 2 * count), list(range(2 * count)))
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [builder.shuffle_vector(a, b, mask) for a, b in pairs]
-    return parts[0]
 
 
 def _panel(columns: int) -> Any:
@@ -106,7 +96,8 @@ def _panel(columns: int) -> Any:
                 at(source, step, column, ir.VectorType(kind, rows))
                 for column in range(first, columns, 4)
             ]
-            vectors.append(_joined(builder, [builder.load(place, align=1) for place in places]))
+            loaded = [builder.load(place, align=1) for place in places]
+            vectors.append(concatenated(builder, loaded))
         for index, row in enumerate(_rows(builder, vectors, rows)):
             value = _converted(builder, row, storage, emit.types[2].dtype)
             builder.store(value, at(target, target_step, index, value.type), align=1)
