@@ -22,6 +22,7 @@ from .intrinsics import (
     get,
     inlined,
     not_inlined,
+    pairs_buffer,
     plain,
     put,
     real_buffer,
@@ -180,8 +181,8 @@ def add_rows(arguments, c, part):
     weight = as_loaded(tensors[0], load_part(weights, c, part))
     zero = zero_lanes(tensors[0], tensors[1])
     a, b = sums_of_some(arguments, c, part, weight, zero)
-    fold_lanes(zero, sums[0], sums[1], c, a[0] + b[0])
-    fold_lanes(zero, sums[2], sums[3], c, a[1] + b[1])
+    fold_lanes(zero, sums[0], c, a[0] + b[0])
+    fold_lanes(zero, sums[1], c, a[1] + b[1])
 
 
 @passed
@@ -216,9 +217,7 @@ def parameters(operation, dy, x, dx, job):
     """Add each row's contribution to the parameter gradients, and write its dx if asked."""
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     numbers, weight = real_buffer(NUMBERS, dy, x), reals_at(get(job, B.J_WEIGHT), dy, x)
-    columns = (
-        double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
-    )  # fmt: skip
+    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
     zero, writes = zero_lanes(dy, x), get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width = smaller(SPAN, run - k)
@@ -321,7 +320,7 @@ def short_rows(operation, dy, x, dx, job, writes):
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights = reals_at(get(job, B.J_WEIGHT), dy, x)
-    columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
+    columns = (double_buffer(ROW), double_buffer(1)), (double_buffer(ROW), double_buffer(1))
     first, zero, adds = get(job, B.J_CHANNEL), zero_lanes(dy, x), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
@@ -369,8 +368,8 @@ def fold_two(total, a, b, c, part):
 def fold_part(arguments, c, part):
     """Add a part of two chains of two sums to the sums in float64, and set the chains to zero."""
     sums, chains = arguments
-    fold_two(sums[0], chains[0][0], chains[1][0], c, part)
-    fold_two(sums[2], chains[0][1], chains[1][1], c, part)
+    fold_two(sums[0][0], chains[0][0], chains[1][0], c, part)
+    fold_two(sums[1][0], chains[0][1], chains[1][1], c, part)
 
 
 @helper

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import block as B
 from .columns import BUFFER, add_quarters, along_row, gather_sums, shape_of, start_sums
 from .helpers import by_types, helper, passed
-from .intrinsics import double, double_buffer, get, larger, plain, real_buffer, shift, smaller
+from .intrinsics import double, get, larger, pairs_buffer, plain, real_buffer, shift, smaller
 from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
 from .moments import add_part, lanes_of, moved, nearest, points_of, start_moments
 from .parts import load_part, over_row
@@ -34,9 +34,10 @@ def find_means(arguments, c, part):
 @helper
 def move_moments(sums, c, n, away):
     """Move the moments of n rows about a point to one that is smaller by ``away``."""
-    total, squares = moved(load_lanes(sums[0], c), load_lanes(sums[2], c), n, away)
-    put_lanes(sums[0], c, total)
-    put_lanes(sums[2], c, squares)
+    totals, squares = sums[0][0], sums[1][0]
+    total, square = moved(load_lanes(totals, c), load_lanes(squares, c), n, away)
+    put_lanes(totals, c, total)
+    put_lanes(squares, c, square)
 
 
 @helper
@@ -45,7 +46,7 @@ def renew_means(x, sums, means, rows, width):
     n, one = splat(double(rows)), splat(1.0 / rows)
     for c in range(0, width, LANES):
         old = double_lanes(load_lanes(means, c))
-        new = nearest(x, old + load_lanes(sums[0], c) * one)
+        new = nearest(x, old + load_lanes(sums[0][0], c) * one)
         put_lanes(means, c, single_lanes(new))
         move_moments(sums, c, n, old - new)
 
@@ -84,9 +85,9 @@ def add_exact_moments(arguments, c, part):
     for r in range(rows):
         found = add_part(x, r * step + c, about, found, part)
     s, e, q = lanes_of(zero, found)
-    fold_lanes(zero, sums[0], sums[1], c, s)
-    add_errors(zero, sums[1], c, e)
-    fold_lanes(zero, sums[2], sums[3], c, q)
+    fold_lanes(zero, sums[0], c, s)
+    add_errors(zero, sums[0], c, e)
+    fold_lanes(zero, sums[1], c, q)
 
 
 @helper
@@ -120,9 +121,7 @@ def moments(operation, dy, x, dx, job):
     first, channels, run, repeat = shape_of(job)
     count, step = get(job, B.J_ROWS), get(job, B.J_ROW_STEPS + 1)
     means = real_buffer(BUFFER, dy, x)
-    columns = (
-        double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
-    )  # fmt: skip
+    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
     zero = zero_lanes(x, x)
     along_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), x, means)
     width = channels * run * repeat

@@ -13,12 +13,12 @@ from . import block as B
 from .elements import added, coefficients_used, fetched, prefetch_inputs, written
 from .helpers import helper, passed
 from .intrinsics import (
-    double_buffer,
     doubles_at,
     get,
     item_size,
     load,
     not_inlined,
+    pairs_buffer,
     plain,
     put,
     real_buffer,
@@ -78,8 +78,8 @@ def add_rows(arguments, c, part):
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
     dy, products = load_lanes(first, 0) + found[0], load_lanes(second, 0) + found[1]
     if is_full:
-        fold_lanes(zero, sums[0], sums[1], c, dy)
-        fold_lanes(zero, sums[2], sums[3], c, products)
+        fold_lanes(zero, sums[0], c, dy)
+        fold_lanes(zero, sums[1], c, products)
         dy, products = zero, zero
     put_lanes(first, 0, dy)
     put_lanes(second, 0, products)
@@ -136,8 +136,8 @@ def along_row(job, field, per, dy, row):
 def start_sums(columns, width, zero):
     """Set the sums of a row's elements to zero, in whole lanes."""
     for i in range(0, width, LANES):
-        clear_lanes(zero, columns[0], columns[1], i)
-        clear_lanes(zero, columns[2], columns[3], i)
+        clear_lanes(zero, columns[0], i)
+        clear_lanes(zero, columns[1], i)
 
 
 @helper
@@ -145,10 +145,10 @@ def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
     """Add the sums of a row's elements to the sums of their channels."""
     not_inlined()
     for i in range(0, channels * run * repeat, LANES):
-        put_lanes(columns[0], i, in_sequence(tensor, load_lanes(columns[0], i)))
-        put_lanes(columns[2], i, in_sequence(tensor, load_lanes(columns[2], i)))
-    add_columns(zero, columns[0], columns[1], channels, run, repeat, sums[0], sums[1], first)
-    add_columns(zero, columns[2], columns[3], channels, run, repeat, sums[2], sums[3], first)
+        put_lanes(columns[0][0], i, in_sequence(tensor, load_lanes(columns[0][0], i)))
+        put_lanes(columns[1][0], i, in_sequence(tensor, load_lanes(columns[1][0], i)))
+    add_columns(zero, columns[0], channels, run, repeat, sums[0], first)
+    add_columns(zero, columns[1], channels, run, repeat, sums[1], first)
 
 
 @helper
@@ -187,9 +187,7 @@ def sums(operation, dy, x, dx, job):
     count, steps = get(job, B.J_ROWS), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
     terms = real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)
-    columns = (
-        double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
-    )  # fmt: skip
+    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
     zero = zero_lanes(dy, x)
     along_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), dy, terms[0])
     if coefficients_used(operation) > 0:

@@ -52,7 +52,7 @@ def find_statistics(job, first, rows, means, invstds):
     """
     one, eps = 1.0 / bits_to_double(get(job, B.J_DIVISOR)), bits_to_double(get(job, B.J_EPS))
     points, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
-    totals, squares = shift(sums[0], first), shift(sums[2], first)
+    totals, squares = shift(sums[0][0], first), shift(sums[1][0], first)
     centred = get(job, B.J_CENTRED) != 0
     for r in range(rows):
         change = get(totals, r) * one if centred else 0.0

@@ -33,8 +33,9 @@ from .lanes import (
     vector_at,
     vector_type,
 )
+from .pairs import add_pair
 from .parts import first_of, load_part, masked, merge_part
-from .sums import LOT, add_sum
+from .sums import LOT
 from .target import halves_vectors
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -235,16 +236,16 @@ def fold_moments(zero, sums, c, moments):
             row = double_buffer(LOT)
             put_lanes(row, 0, s)
             for lane in range(LANES):
-                add_sum(sums[0], sums[1], c, (get(row, lane), 0.0))
-            put(sums[1], c, get(sums[1], c) + sum_of_lanes(e))
-            add_sum(sums[2], sums[3], c, sum_and_error_of_lanes(squares))
+                add_pair(sums[0], c, (get(row, lane), 0.0))
+            put(sums[0][1], c, get(sums[0][1], c) + sum_of_lanes(e))
+            add_pair(sums[1], c, sum_and_error_of_lanes(squares))
 
         return compensated
 
     def plain(zero, sums, c, moments):
         s, _, squares = lanes_of(zero, moments)
-        add_sum(sums[0], sums[1], c, (sum_of_lanes(s), 0.0))
-        add_sum(sums[2], sums[3], c, (sum_of_lanes(squares), 0.0))
+        add_pair(sums[0], c, (sum_of_lanes(s), 0.0))
+        add_pair(sums[1], c, (sum_of_lanes(squares), 0.0))
 
     return plain
 

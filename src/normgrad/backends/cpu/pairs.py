@@ -12,7 +12,6 @@ from math import isfinite
 from . import block as B
 from .helpers import helper
 from .intrinsics import doubles_at, fma, get, not_inlined, put, shift, two_sum
-from .sums import add_sum
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -81,7 +80,9 @@ def clear_pairs(numbers, count):
 @helper
 def add_pair(numbers, i, number):
     """Add a number with its error to number i of an array."""
-    add_sum(numbers[0], numbers[1], i, number)
+    value, rounding = two_sum(get(numbers[0], i), number[0])
+    put(numbers[0], i, value)
+    put(numbers[1], i, get(numbers[1], i) + (rounding + number[1]))
 
 
 @helper

@@ -34,10 +34,11 @@ from .moments import (
     points_of,
     start_moments,
 )
+from .pairs import add_pair
 from .parts import load_part, load_some
 from .rows import BLOCK, sums_of, sums_of_rows
 from .steps import EXACT
-from .sums import LOTS, add_kept_totals, add_sum
+from .sums import LOTS, add_kept_totals
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -92,7 +93,7 @@ def moments_of_eight(operation, x, job, c, count, per):
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
     about, points = double_buffer(EIGHT), double_buffer(EIGHT)
     totals, squares = double_buffer(EIGHT), double_buffer(EIGHT)
-    found, sums = (totals, totals, squares, squares), sums_of(job)
+    found, sums = ((totals, totals), (squares, squares)), sums_of(job)
     apart, run = per * get(job, B.J_CHANNEL_STEPS + 1), per * get(job, B.J_RUN)
     before, elements = per * get(job, B.J_BEFORE), get(job, B.J_ROWS) * run
     n = double(elements)
@@ -100,7 +101,7 @@ def moments_of_eight(operation, x, job, c, count, per):
     points_of_channels(job, c, count, per, about)
     for i in range(count):
         if before >= elements:
-            point = nearest(x, get(about, i) + get(sums[0], c + i * per) / before)
+            point = nearest(x, get(about, i) + get(sums[0][0], c + i * per) / before)
         else:
             point = first_mean(shift(x, i * apart), run)
         put(points, i, point)
@@ -121,8 +122,8 @@ def moments_of_eight(operation, x, job, c, count, per):
             keep_moments_about(operation, shift(x, i * apart), job, per, point, kept, 0)
             add_kept_totals(zero, kept, 1, found, i)
         total, square = moved(get(totals, i), get(squares, i), n, point - get(about, i))
-        add_sum(sums[0], sums[1], channel, (total, 0.0))
-        add_sum(sums[2], sums[3], channel, (square, 0.0))
+        add_pair(sums[0], channel, (total, 0.0))
+        add_pair(sums[1], channel, (square, 0.0))
 
 
 @helper

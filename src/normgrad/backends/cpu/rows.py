@@ -110,12 +110,12 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
 
 @helper
 def sums_of(job):
-    """The arrays of the channels' sums and their errors."""
+    """The arrays of the channels' two sums, each with the array of their errors."""
     at = shift(job, B.J_SUMS)
     return (
-        doubles_at(get(at, 0)), doubles_at(get(at, 1)), doubles_at(get(at, 2)),
-        doubles_at(get(at, 3)),
-    )  # fmt: skip
+        (doubles_at(get(at, 0)), doubles_at(get(at, 1))),
+        (doubles_at(get(at, 2)), doubles_at(get(at, 3))),
+    )
 
 
 @helper

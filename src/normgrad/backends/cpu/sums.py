@@ -33,6 +33,7 @@ from .lanes import (
     sum_of_lanes,
     sums_of_eight,
 )
+from .pairs import add_pair, get_pair
 from .parts import load_some, merge_part, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -88,14 +89,6 @@ def total_of(total):
     return lambda total: (sum_of_lanes(total), 0.0)
 
 
-@helper
-def add_sum(totals, errors, c, addend):
-    """Add a number with its error to sum c, which has an error too."""
-    value, rounding = two_sum(get(totals, c), addend[0])
-    put(totals, c, value)
-    put(errors, c, get(errors, c) + (rounding + addend[1]))
-
-
 @by_types
 def keep_totals(kept, i, totals, sums, c):
     """Keep two sums in registers, so that several channels' are reduced together later.
@@ -105,8 +98,8 @@ def keep_totals(kept, i, totals, sums, c):
     if isinstance(totals[0], types.BaseTuple):
 
         def compensated(kept, i, totals, sums, c):
-            add_sum(sums[0], sums[1], c, total_of(totals[0]))
-            add_sum(sums[2], sums[3], c, total_of(totals[1]))
+            add_pair(sums[0], c, total_of(totals[0]))
+            add_pair(sums[1], c, total_of(totals[1]))
 
         return compensated
 
@@ -128,8 +121,8 @@ def add_kept_totals(zero, kept, n, sums, first):
         put_lanes(some, 0, sums_of_eight(kept[0]))
         put_lanes(shift(some, EIGHT), 0, sums_of_eight(kept[1]))
         for i in range(n):
-            put(sums[0], first + i, get(sums[0], first + i) + get(some, i))
-            put(sums[2], first + i, get(sums[2], first + i) + get(some, EIGHT + i))
+            put(sums[0][0], first + i, get(sums[0][0], first + i) + get(some, i))
+            put(sums[1][0], first + i, get(sums[1][0], first + i) + get(some, EIGHT + i))
 
     return plain
 
@@ -166,8 +159,8 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
                     d, d_rest = d * w, fma(d, w, -(d * w))
                     product_ = d * value
                     rounding = fma(d, value, -product_) + d * rest + d_rest * value
-                    add_sum(sums[0], sums[1], c, (d, d_rest))
-                    add_sum(sums[2], sums[3], c, (product_, rounding))
+                    add_pair(sums[0], c, (d, d_rest))
+                    add_pair(sums[1], c, (product_, rounding))
                 if evaluates:
                     values = load_some(dy, r * steps[0], count)
                     store_part(dx, r * steps[2], terms[1] * values, count, False)
@@ -182,9 +175,9 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
             if along:
                 d = product(d, double_lanes(as_loaded(dy, load_some(terms[2], 0, count))))
             value = product(d, double_lanes(load_some(x, r * steps[1], count)) - splat(mean))
-            add_sum(sums[0], sums[1], c, (sum_of_lanes(d), 0.0))
+            add_pair(sums[0], c, (sum_of_lanes(d), 0.0))
             value = merge_part(dy, value, splat(0.0), count)
-            add_sum(sums[2], sums[3], c, (sum_of_lanes(value), 0.0))
+            add_pair(sums[1], c, (sum_of_lanes(value), 0.0))
             if evaluates:
                 store_part(dx, r * steps[2], terms[1] * values, count, False)
 
@@ -192,68 +185,68 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
 
 
 @by_types
-def fold_lanes(zero, total, error, index, lanes):
+def fold_lanes(zero, sums, index, lanes):
     """Add lanes to adjacent sums in float64."""
     if _is_double(zero):
 
-        def compensated(zero, total, error, index, lanes):
-            s, e = two_sum(load_lanes(total, index), lanes)
-            put_lanes(total, index, s)
-            put_lanes(error, index, load_lanes(error, index) + e)
+        def compensated(zero, sums, index, lanes):
+            s, e = two_sum(load_lanes(sums[0], index), lanes)
+            put_lanes(sums[0], index, s)
+            put_lanes(sums[1], index, load_lanes(sums[1], index) + e)
 
         return compensated
 
-    def plain(zero, total, error, index, lanes):
-        put_lanes(total, index, load_lanes(total, index) + double_lanes(lanes))
+    def plain(zero, sums, index, lanes):
+        put_lanes(sums[0], index, load_lanes(sums[0], index) + double_lanes(lanes))
 
     return plain
 
 
 @by_types
-def clear_lanes(zero, total, error, index):
+def clear_lanes(zero, sums, index):
     """Set adjacent sums to zero."""
     if _is_double(zero):
 
-        def compensated(zero, total, error, index):
-            put_lanes(total, index, splat(0.0))
-            put_lanes(error, index, splat(0.0))
+        def compensated(zero, sums, index):
+            put_lanes(sums[0], index, splat(0.0))
+            put_lanes(sums[1], index, splat(0.0))
 
         return compensated
-    return lambda zero, total, error, index: put_lanes(total, index, splat(0.0))
+    return lambda zero, sums, index: put_lanes(sums[0], index, splat(0.0))
 
 
 @by_types
-def add_columns(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
+def add_columns(zero, columns, channels, run, repeat, sums, first):
     """Add the sums of a row's elements to the sums of their channels, from ``first`` on.
 
     The row repeats all channels ``repeat`` times, with ``run`` elements of each.
     """
     if _is_double(zero):
 
-        def compensated(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
+        def compensated(zero, columns, channels, run, repeat, sums, first):
             # The inner loop goes over channels, so that no addition waits for the last. Errors have
             # the same order as sums, since lanes of float64 are never reordered.
             for at in range(0, channels * run * repeat, channels * run):
                 for i in range(run):
                     for c in range(channels):
-                        k = at + c * run + i
-                        add_sum(totals, errors, first + c, (get(columns, k), get(column_errors, k)))
+                        add_pair(sums, first + c, get_pair(columns, at + c * run + i))
 
         return compensated
 
-    def plain(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
+    def plain(zero, columns, channels, run, repeat, sums, first):
+        row, totals = columns[0], sums[0]
         if run > 1:
             for c in range(channels):
                 total = splat(0.0)
                 for i in range(0, run, LANES):
-                    total = total + load_some(columns, c * run + i, smaller(LANES, run - i))
+                    total = total + load_some(row, c * run + i, smaller(LANES, run - i))
                 put(totals, first + c, get(totals, first + c) + sum_of_lanes(total))
         else:
             some = double_buffer(LOT)
             for start in range(0, channels, LANES):
                 total = splat(0.0)
                 for at in range(start, channels * repeat, channels):
-                    total = total + load_lanes(columns, at)
+                    total = total + load_lanes(row, at)
                 k = first + start
                 if start + LANES <= channels:
                     put_lanes(totals, k, load_lanes(totals, k) + total)
@@ -266,13 +259,13 @@ def add_columns(zero, columns, column_errors, channels, run, repeat, totals, err
 
 
 @by_types
-def add_errors(zero, error, index, lanes):
-    """Add to adjacent errors, if the arithmetic has them."""
+def add_errors(zero, sums, index, lanes):
+    """Add to the errors of adjacent sums, if the arithmetic has them."""
     if _is_double(zero):
-        return lambda zero, error, index, lanes: put_lanes(
-            error, index, load_lanes(error, index) + lanes
+        return lambda zero, sums, index, lanes: put_lanes(
+            sums[1], index, load_lanes(sums[1], index) + lanes
         )
-    return lambda zero, error, index, lanes: None
+    return lambda zero, sums, index, lanes: None
 
 
 @by_types
@@ -284,16 +277,16 @@ def add_terms(zero, sums, c, tensor, dy, x, mean, part):
             xmu, xmu_error = two_sum(x, minus(mean))
             value = product(dy, xmu)
             rounding = fused(dy, xmu, minus(value)) + product(dy, xmu_error)
-            fold_lanes(zero, sums[0], sums[1], c, dy)
-            fold_lanes(zero, sums[2], sums[3], c, merge_part(tensor, value, splat(0.0), part))
-            add_errors(zero, sums[3], c, merge_part(tensor, rounding, splat(0.0), part))
+            fold_lanes(zero, sums[0], c, dy)
+            fold_lanes(zero, sums[1], c, merge_part(tensor, value, splat(0.0), part))
+            add_errors(zero, sums[1], c, merge_part(tensor, rounding, splat(0.0), part))
 
         return compensated
 
     def plain(zero, sums, c, tensor, dy, x, mean, part):
         d = double_lanes(dy)
         value = product(d, double_lanes(x) - double_lanes(mean))
-        fold_lanes(zero, sums[0], sums[1], c, d)
-        fold_lanes(zero, sums[2], sums[3], c, merge_part(tensor, value, splat(0.0), part))
+        fold_lanes(zero, sums[0], c, d)
+        fold_lanes(zero, sums[1], c, merge_part(tensor, value, splat(0.0), part))
 
     return plain
