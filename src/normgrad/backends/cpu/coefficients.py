@@ -205,30 +205,20 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
 
 
 @helper
-def of_group(total, projection, r, m, centred, fits, normal):
-    """A group's slope, scale and shift, and the factor of its channels' weights."""
-    inlined()
-    projection = (projection[0] + (r[0] - r[0]) if m > 1.0 else projection[0], projection[1])
-    total = total if centred else (0.0, 0.0)
-    t, p, multiplied = taken_off(total, projection, m, r, r, fits, normal)
-    scale, factor = (1.0, r[0]) if multiplied else (canonical(r[0]), 1.0)
-    return canonical(p), scale, canonical(t), factor
-
-
-@helper
 def finish_groups(block, invstd, count, totals, projections, held, slope, scale):
     """Compute the groups' slopes and scales; ``totals`` and ``held`` become shifts and factors."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     centred = get(block, B.CENTRED) != 0
     for g in range(count):
-        found = of_group(
-            get_pair(totals, g), get_pair(projections, g), get_pair(invstd, g), m, centred,
-            get(held, g) != 0.0, normal,
-        )  # fmt: skip
-        put(slope, g, found[0])
-        put(scale, g, found[1])
-        put(totals[0], g, found[2])
-        put(held, g, found[3])
+        r, fits = get_pair(invstd, g), get(held, g) != 0.0
+        total = get_pair(totals, g) if centred else (0.0, 0.0)
+        projection, error = get_pair(projections, g)
+        projection = projection + (r[0] - r[0]) if m > 1.0 else projection
+        t, p, multiplied = taken_off(total, (projection, error), m, r, r, fits, normal)
+        put(slope, g, canonical(p))
+        put(scale, g, 1.0 if multiplied else canonical(r[0]))
+        put(totals[0], g, canonical(t))
+        put(held, g, r[0] if multiplied else 1.0)
 
 
 @helper
