@@ -18,18 +18,7 @@ from numba import types
 from . import block as B
 from .helpers import helper
 from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put, smaller
-from .pairs import (
-    add_numbers,
-    add_pair,
-    add_pairs,
-    array,
-    clear_pairs,
-    get_pair,
-    pairs,
-    plus,
-    put_pair,
-    times,
-)
+from .pairs import add_array, add_pair, clear_pairs, get_pair, pairs, plus, put_pair, times
 from .statistics import prepare, statistics
 from .vectors import SOME, spread, write_parameters
 
@@ -47,12 +36,8 @@ def combine(block, bank, c0, c1):
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
     for _ in range(1, get(block, B.PARTS_OF_SUMS)):
         at += every
-        if get(block, B.SINGLE) != 0:
-            add_numbers(sums[0], array(block, B.W_SUM_DY, at), c1 - c0)
-            add_numbers(xmus[0], array(block, B.W_SUM_DY_XMU, at), c1 - c0)
-        else:
-            add_pairs(sums, pairs(block, B.W_SUM_DY, at), c1 - c0)
-            add_pairs(xmus, pairs(block, B.W_SUM_DY_XMU, at), c1 - c0)
+        add_array(block, sums, B.W_SUM_DY, at, c1 - c0)
+        add_array(block, xmus, B.W_SUM_DY_XMU, at, c1 - c0)
 
 
 @helper
@@ -124,12 +109,8 @@ def outputs(block, c0, c1):
         clear_pairs(scaled, n)
         for slot in range(slots):
             at = slot * every + first
-            if get(block, B.SINGLE) != 0:
-                add_numbers(biases[0], array(block, B.W_BIASES, at), n)
-                add_numbers(scaled[0], array(block, B.W_WEIGHTS, at), n)
-            else:
-                add_pairs(biases, pairs(block, B.W_BIASES, at), n)
-                add_pairs(scaled, pairs(block, B.W_WEIGHTS, at), n)
+            add_array(block, biases, B.W_BIASES, at, n)
+            add_array(block, scaled, B.W_WEIGHTS, at, n)
         xmus = pairs(block, B.W_SUM_DY_XMU, first) if slots > 0 else scaled
         write_parameters(block, B.OUT_SUM_DY, first, n, biases)
         write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)

@@ -86,16 +86,16 @@ def add_pair(numbers, i, number):
 
 
 @helper
-def add_numbers(numbers, others, count):
-    """Add an array's numbers to another's, element by element, without their errors."""
-    not_inlined()
-    for i in range(count):
-        put(numbers, i, get(numbers, i) + get(others, i))
+def add_array(block, numbers, field, at, count):
+    """Add an array in the workspace to another, element by element.
 
-
-@helper
-def add_pairs(numbers, others, count):
-    """Add an array's numbers to another's, element by element, with their errors."""
+    In float32 arithmetic their errors are left out.
+    """
     not_inlined()
-    for i in range(count):
-        add_pair(numbers, i, get_pair(others, i))
+    others = pairs(block, field, at)
+    if get(block, B.SINGLE) != 0:
+        for i in range(count):
+            put(numbers[0], i, get(numbers[0], i) + get(others[0], i))
+    else:
+        for i in range(count):
+            add_pair(numbers, i, get_pair(others, i))
