@@ -57,7 +57,7 @@ VECTORS_OUTER = _block()
 
 # The data tensors as (set, outer axes, row, channel, element of a row), with strides for dy, x and
 # dx. The last row is shorter where an axis was cut into rows. POSITIONS counts the rows of all
-# outer indices.
+# outer indices. A number of axes is followed by their sizes.
 SETS, SET_STRIDES = _block(), _block(3)
 CHANNELS, CHANNEL_STRIDES = _block(), _block(3)
 ROWS, ROW_STRIDES = _block(), _block(3)

@@ -28,7 +28,7 @@ from .vectors import (
     count_of,
     counts,
     held,
-    outer_offset,
+    offset_along,
     read,
     read_row,
     total_count,
@@ -69,7 +69,7 @@ def prepare(block, s, bank, c0, c1):
         element = s * get(block, B.SET_STRIDES + 1)
         if get(block, B.VECTORS_OUTER) != 0:
             steps = shift(block, B.OUTER_STRIDES + B.OUTER_MAX)
-            element += outer_offset(block, steps, s * get(block, B.POSITIONS))
+            element += offset_along(block, B.OUTER_RANK, steps, s * get(block, B.POSITIONS))
         step = per_group * get(block, B.CHANNEL_STRIDES + 1)
         for g in range(n):
             value = read(get(block, B.X), get(block, B.X_CODE), element + (first + g) * step)

@@ -93,12 +93,15 @@ def spread(numbers, first, count, per_group, row):
 
 
 @helper
-def outer_offset(block, steps, index):
-    """The offset along the outer axes of an index that counts through all their indices."""
+def offset_along(block, axes, steps, index):
+    """The offset along some axes of an index that counts through all their indices.
+
+    ``axes`` is the block's field of the axes' number, which their sizes follow.
+    """
     not_inlined()
-    offset = 0
-    for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
-        size = get(block, B.OUTER_SIZES + axis)
+    offset, sizes = 0, shift(block, axes + 1)
+    for axis in range(get(block, axes) - 1, -1, -1):
+        size = get(sizes, axis)
         offset += (index % size) * get(steps, axis)
         index //= size
     return offset
@@ -111,7 +114,8 @@ def place_of(block, slot, s, first):
     stride = get(words, B.STRIDE)
     at = s * get(words, B.SET_STRIDE) + first * stride
     if get(block, B.VECTORS_OUTER) != 0:
-        at += outer_offset(block, shift(words, B.OUTER_STEPS), s * get(words, B.OUTER_SET))
+        index = s * get(words, B.OUTER_SET)
+        at += offset_along(block, B.OUTER_RANK, shift(words, B.OUTER_STEPS), index)
     return at, stride, get(words, B.CODE)
 
 
@@ -219,13 +223,7 @@ def write_parameters(block, slot, first, count, numbers):
 @helper
 def count_of(block, element):
     """Read an element of ``count``, by its number in row-major order."""
-    not_inlined()
-    rest = element
-    offset = 0
-    for axis in range(get(block, B.COUNT_RANK) - 1, -1, -1):
-        size = get(block, B.COUNT_SIZES + axis)
-        offset += (rest % size) * get(block, B.COUNT_STRIDES + axis)
-        rest //= size
+    offset = offset_along(block, B.COUNT_RANK, shift(block, B.COUNT_STRIDES), element)
     return read(get(block, B.COUNT), get(block, B.COUNT_CODE), offset)
 
 
