@@ -200,12 +200,6 @@ def zero_lanes(emit: Emitter, dy: Any, x: Any) -> Any:
     return constants(emit.context.get_value_type(real_type(*emit.types)), [0.0] * LANES)
 
 
-@instruction(lambda: Lanes(types.float64, HALF)())
-def half_zeros(emit: Emitter) -> Any:
-    """Zeros in half as many lanes of float64."""
-    return constants(F64, [0.0] * HALF)
-
-
 @instruction(lambda value: Lanes(value)(value))
 def splat(emit: Emitter, value: Any) -> Any:
     """A number in every lane."""

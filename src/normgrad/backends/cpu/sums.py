@@ -22,7 +22,6 @@ from .lanes import (
     as_loaded,
     double_lanes,
     fused,
-    half_zeros,
     halves_added,
     load_lanes,
     minus,
@@ -54,7 +53,7 @@ def start_total(zero):
     """A sum in registers that starts at zero."""
     if _is_double(zero):
         return lambda zero: (zero, zero)
-    return lambda zero: half_zeros()
+    return lambda zero: halves_added(zero)
 
 
 @by_types
