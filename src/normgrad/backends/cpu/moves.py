@@ -164,9 +164,9 @@ def move(source, target, rows, columns, steps, target_steps):
                 move_element(source, i * steps[0] + j * steps[1], target, at)
 
 
-def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step, tile_column_step):
+def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step):
     """Copy a piece of a tensor to a tile, or if ``writes`` a tile to its place in the tensor."""
-    steps, tile_steps = (step, column_step), (tile_step, tile_column_step)
+    steps, tile_steps = (step, column_step), (tile_step, plain(1))
     if writes:
         move(tile, tensor, rows, columns, tile_steps, steps)
     else:
@@ -175,4 +175,4 @@ def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step, til
 
 def mover_signature(code: int, tile: int) -> Any:
     """The C signature of ``mover`` for the dtype codes of a tensor and a tile."""
-    return types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 7)
+    return types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 6)

@@ -139,7 +139,7 @@ def move(block, tensor, address, tile, tile_step, writes, channels, rows, run):
     else:
         sizes = (channels, run, channel_step, get(block, B.RUN_STRIDES + tensor), tile_step)
     mover = get(block, B.MOVERS + tensor)
-    call(mover, (address, tile, writes, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], 1))
+    call(mover, (address, tile, writes, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]))
 
 
 @helper
