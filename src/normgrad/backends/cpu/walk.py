@@ -248,10 +248,8 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
         # A piece has rows of one outer index and of one length.
         row = last - 1 if backwards else first
         row = row % rows_axis if get(block, B.OUTER_RANK) > 0 else row
-        if backwards:
-            rows = smaller(smaller(row + 1, last - first), most)
-        else:
-            rows = smaller(smaller(rows_axis - row, last - first), most)
+        left = row + 1 if backwards else rows_axis - row
+        rows = smaller(smaller(left, last - first), most)
         ends = last_run != run and row + (1 if backwards else rows) == rows_axis
         if ends:
             rows = 1 if backwards else larger(1, rows - 1)
