@@ -57,19 +57,13 @@ def _pieces(emit: Emitter, values: Any) -> Any:
     return emit.context.make_tuple(emit.builder, _pieces_type(), values)
 
 
-def _cut(builder: Any, value: ir.Value) -> list[ir.Value]:
-    """A vector of LANES numbers, cut into pieces."""
-    size = _piece()
-    return [
-        shuffled(builder, value, value, range(first, first + size))
-        for first in range(0, LANES, size)
-    ]
-
-
 @instruction(lambda lanes: _pieces_type()(lanes))
 def in_pieces(emit: Emitter, lanes: Any) -> Any:
     """Lanes of float64, in pieces."""
-    return _pieces(emit, _cut(emit.builder, lanes))
+    starts = range(0, LANES, _piece())
+    return _pieces(
+        emit, [shuffled(emit.builder, lanes, lanes, range(i, i + _piece())) for i in starts]
+    )
 
 
 @instruction(lambda pieces: Lanes(types.float64)(pieces))
