@@ -107,7 +107,7 @@ def unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     even = builder.shl(value, constants(I32, [16] * HALF))
     odd = builder.and_(value, constants(I32, [-65536] * HALF))
     halves = [builder.bitcast(half, single) for half in (even, odd)]
-    return shuffled(builder, halves[0], halves[1], range(LANES))
+    return concatenated(builder, halves)
 
 
 class _Bfloat(ir.Type):  # type: ignore[misc]
@@ -369,19 +369,14 @@ _operator(operator.sub, "fsub")
 _operator(operator.mul, "fmul")
 
 
-def _in_order(emit: Emitter, lanes: Any, order: Callable[[int], int]) -> Any:
-    if emit.types[0].dtype != bfloat16:
-        return lanes
-    return shuffled(emit.builder, lanes, lanes, [order(lane) for lane in range(LANES)])
-
-
 @instruction(lambda pointer, lanes: lanes(pointer, lanes))
 def as_loaded(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """Reorder consecutive numbers as ``load_lanes`` orders a tensor's elements."""
-    return _in_order(emit, lanes, lambda lane: lane % HALF * 2 + lane // HALF)
+    return shuffled(emit.builder, lanes, lanes, places_of(emit.types[0].dtype))
 
 
 @instruction(lambda pointer, lanes: lanes(pointer, lanes))
 def in_sequence(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """The reverse of ``as_loaded``."""
-    return _in_order(emit, lanes, lambda lane: lane // 2 + lane % 2 * HALF)
+    places = places_of(emit.types[0].dtype)
+    return shuffled(emit.builder, lanes, lanes, [places.index(lane) for lane in range(LANES)])
