@@ -9,9 +9,9 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
-from .access import ROWS, SHORT
+from .access import ROWS, SHORT, SPAN
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import BUFFER, SPAN, fetch_later, gather_sums, start_sums
+from .columns import BUFFER, fetch_later, gather_sums, start_sums
 from .conversions import HalfStorage
 from .elements import prefetch_inputs
 from .helpers import by_types, helper, passed

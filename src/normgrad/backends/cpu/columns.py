@@ -8,8 +8,8 @@ elements of each channel are added up.
 
 from __future__ import annotations
 
-from . import access
 from . import block as B
+from .access import SPAN
 from .elements import added, coefficients_used, fetched, prefetch_inputs, written
 from .helpers import helper, passed
 from .intrinsics import (
@@ -42,7 +42,6 @@ QUARTERS = 4
 #: Fewer rows than these are summed in float64 from the start, since the rounding of each term shows
 #: in a sum of few terms.
 FEW_ROWS = 4
-SPAN = access.SPAN
 #: How many bytes ahead each quarter is prefetched: a page.
 LATER = 1 << 12
 #: The size of buffers for a row, beyond whose end the last lanes may reach, and for two sums.

@@ -35,7 +35,6 @@ from .lanes import (
 )
 from .pairs import add_pair
 from .parts import first_of, load_part, masked, merge_part
-from .sums import LOT
 from .target import halves_vectors
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -227,7 +226,7 @@ def fold_moments(zero, sums, c, moments):
 
         def compensated(zero, sums, c, moments):
             s, e, squares = lanes_of(zero, moments)
-            row = double_buffer(LOT)
+            row = double_buffer(LANES)
             put_lanes(row, 0, s)
             for lane in range(LANES):
                 add_pair(sums[0], c, (get(row, lane), 0.0))

@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import types
 
-from . import access
+from .access import SHORT
 from .helpers import by_types, helper
 from .intrinsics import double_buffer, fma, get, load, put, shift, smaller, two_sum
 from .lanes import (
@@ -37,11 +37,8 @@ from .parts import load_some, merge_part, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The number of elements in one vector of lanes.
-LOT = LANES
 #: The elements of all sums in registers that are reduced together.
 LOTS = EIGHT * HALF
-SHORT = access.SHORT
 
 
 def _is_double(lanes: Any) -> bool:
@@ -116,7 +113,7 @@ def add_kept_totals(zero, kept, n, sums, first):
         return lambda zero, kept, n, sums, first: None
 
     def plain(zero, kept, n, sums, first):
-        some = double_buffer(LOT)
+        some = double_buffer(LANES)
         put_lanes(some, 0, sums_of_eight(kept[0]))
         put_lanes(shift(some, EIGHT), 0, sums_of_eight(kept[1]))
         for i in range(n):
@@ -241,7 +238,7 @@ def add_columns(zero, columns, channels, run, repeat, sums, first):
                     total = total + load_some(row, c * run + i, smaller(LANES, run - i))
                 put(totals, first + c, get(totals, first + c) + sum_of_lanes(total))
         else:
-            some = double_buffer(LOT)
+            some = double_buffer(LANES)
             for start in range(0, channels, LANES):
                 total = splat(0.0)
                 for at in range(start, channels * repeat, channels):
