@@ -154,8 +154,6 @@ def _forward(access: Access, over: _Over) -> list[Step]:
 def _backward(access: Access, over: _Over) -> list[Step]:
     """The steps of gradients."""
     problem, along = access.problem, access.along
-    # The gradients of parameters along rows are sums down the columns.
-    sums_parameters = problem.wants_parameters
     needs_sums = problem.result_needs_sums if along else problem.needs_sums
     sums = "sums" + ALONG * along if needs_sums else None
     write = None
@@ -174,7 +172,8 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     after = outputs = 0
     if sums:
         after = B.DO_CENTRE if problem.missing_mean else 0
-    if sums_parameters:
+    if problem.wants_parameters:
+        # The gradients of parameters along rows are sums down the columns.
         after |= 0 if along else B.DO_PARAMETERS
         outputs = B.DO_OUTPUTS
     coefficients = B.DO_COEFFICIENTS if write else 0

@@ -119,10 +119,9 @@ def tiling_of(access: Access) -> Tiling | None:
         piece_channels=min(access.chunk, channels) if access.columns else channels,
         piece_rows=_rows_of_piece(access),
     )
-    small = _is_small(access)
     if access.along:
-        return _of_groups(access, whole, small)
-    if small:
+        return _of_groups(access, whole)
+    if _is_small(access):
         return whole
     if access.columns and access.run == 1:
         return _of_samples(access, whole) or _of_positions(access, whole)
@@ -182,7 +181,7 @@ def _unit(access: Access) -> int:
     return problem.per_group * unit // gcd(problem.per_group, unit)
 
 
-def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
+def _of_groups(access: Access, whole: Tiling) -> Tiling:
     """The tiling of rows that are statistics groups: a task has many rows and one slot of sums."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
@@ -194,7 +193,7 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
         at_once = min(ROWS_OF_WALK if access.run <= SHORT else ROWS_OF_SLOT, rows)
     elif walks_forward(access):
         at_once = min(ROWS_OF_WALK, rows, max(1, ROWS_AT_ONCE // size))
-    if small:
+    if _is_small(access):
         return whole._replace(at_once=at_once, piece_rows=1)
     # If sets share their parameters, all sets of a task add to the task's slot.
     turn = ceil_div(sets, TASKS) if problem.by_row else 1
@@ -285,11 +284,11 @@ def walks_once(access: Access) -> bool:
     for each of their bytes, the parameters' sums would need more room than these caches have.
     """
     problem = access.problem
-    longest = access.run if access.dtype == dtypes.float32 else SHORT
-    fits = access.run <= longest and access.positions == 1 and not any(access.moved)
+    short = access.dtype.is_half and access.run <= SHORT
+    one = access.along and access.positions == 1 and not any(access.moved)
     found = problem.missing_mean or problem.missing_invstd
-    wanted = access.along and not (problem.forward or found)
-    return wanted and fits and access.dtype != dtypes.float64
+    wanted = not (problem.forward or found)
+    return one and wanted and (short or access.dtype == dtypes.float32)
 
 
 def keeps_chains(access: Access) -> bool:
