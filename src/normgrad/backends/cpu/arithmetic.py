@@ -75,9 +75,8 @@ def parameters(block, s, bank, c0, c1):
         at = first % every
         n = smaller(smaller(SOME, c1 - first), every - at)
         begins = s % get(block, B.BANK_SETS) == 0 and first < every
-        sums, xmus = (
-            pairs(block, B.W_SUM_DY, base + first), pairs(block, B.W_SUM_DY_XMU, base + first)
-        )  # fmt: skip
+        sums = pairs(block, B.W_SUM_DY, base + first)
+        xmus = pairs(block, B.W_SUM_DY_XMU, base + first)
         at += bank * every
         biases, scaled = pairs(block, B.W_BIASES, at), pairs(block, B.W_WEIGHTS, at)
         values = spread(invstd[0], first, n, per_group, row[0])

@@ -80,10 +80,8 @@ def forward(operation, dy, x, dx, job):
     The moments stay in the workspace, from which ``statistics`` computes what is returned.
     """
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
-    steps, at_once = (
-        three(job, B.J_CHANNEL_STEPS),
-        larger(1, smaller(EIGHT, NEAR // (run * item_size(x)))),
-    )
+    steps = three(job, B.J_CHANNEL_STEPS)
+    at_once = larger(1, smaller(EIGHT, NEAR // (run * item_size(x))))
     along = parameters_along(x, x, job)
     means, invstds = double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):

@@ -143,11 +143,8 @@ def moments_about_points(operation, x, job, c, end):
 def exact_moments_of_block(zero, x, step, rows, count, mean):
     """The moments of some elements of some rows, in a chain of float64 lanes."""
     inlined()
-    whole, points, moments = (
-        count // LANES * LANES,
-        points_of(zero, splat(mean)),
-        start_moments(zero),
-    )
+    whole = count // LANES * LANES
+    points, moments = points_of(zero, splat(mean)), start_moments(zero)
     for r in range(rows):
         row = shift(x, r * step)
         for i in range(0, whole, LANES):
