@@ -417,8 +417,9 @@ def fetches_next(access: Access, machine: Machine) -> bool:
 
     Writing waits for memory, so such reads cost nothing; only batch norm's gradients gain. Group
     norm's tasks follow each other in memory, where the processor prefetches by itself, and moments
-    take longer than memory.
+    take longer than memory. Beside a large server's L3, which is far away, writing took longer.
     """
     gradients = access.problem.result_needs_sums and access.sets.size == 1
     apart = not access.columns or access.run > 1
-    return gradients and apart and access.bytes > FETCHED_ROWS * machine.cache
+    large = access.bytes > FETCHED_ROWS * machine.cache
+    return gradients and apart and large and not machine.shares_l3
