@@ -59,6 +59,10 @@ FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
 
+#: The elements of a piece that is written from the last rows on, whose start costs; and how many
+#: times an L2 cache may be read then: of more, too little is still there.
+BACKWARDS_PIECE, BACKWARDS_MOST = 1 << 17, 32
+
 #: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
 
@@ -152,6 +156,11 @@ def read_bytes(problem: Problem) -> int:
     if problem.constant and not problem.needs_sums:
         return problem.grad_out.itemsize
     return problem.grad_out.itemsize + problem.input.itemsize
+
+
+def _elements(problem: Problem) -> int:
+    """The elements of each data tensor."""
+    return problem.sets.size * problem.channel.size * problem.positions
 
 
 def bytes_of(problem: Problem, per_channel: int) -> int:
@@ -372,7 +381,7 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
     problem = access.problem
     if problem.result is None:
         return 0
-    elements = problem.sets.size * problem.channel.size * problem.positions
+    elements = _elements(problem)
     held = elements * problem.result.itemsize <= machine.cache
     if problem.read_next and held and not access.columns:
         return 0
@@ -423,3 +432,19 @@ def fetches_next(access: Access, machine: Machine) -> bool:
     apart = not access.columns or access.run > 1
     large = access.bytes > FETCHED_ROWS * machine.cache
     return gradients and apart and large and not machine.shares_l3
+
+
+def rows_backwards(access: Access, machine: Machine) -> int:
+    """The rows of a piece if dx or y is written from the last rows on; 0 in memory's order.
+
+    What was summed last is then read from the L2 cache, as far as it holds it: far more slowly does
+    a large server's L3 answer. Beside an L3 of these cores alone, memory's order is as fast or
+    faster, since the processor prefetches what is written too.
+    """
+    problem = access.problem
+    if access.along or problem.result is None or not (waits(problem) and machine.shares_l3):
+        return 0
+    if not machine.l2 < _elements(problem) * read_bytes(problem) <= BACKWARDS_MOST * machine.l2:
+        return 0
+    row = access.chunk if access.columns else access.channel.size
+    return max(1, BACKWARDS_PIECE // (row * access.run))

@@ -242,6 +242,8 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
     of_set = s * get(block, B.POSITIONS) if get(block, B.ALONG) != 0 else 0
     rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
     most = get(step, B.PIECE_ROWS)
+    if backwards and get(block, B.BACKWARDS) != 0:
+        most = smaller(most, get(block, B.BACKWARDS))
     channels = get(step, B.PIECE_CHANNELS)
     put(job, B.J_BEGIN, of_set + first)
     while first < last:
@@ -370,19 +372,18 @@ def run_task(block, step, task):
                 uses = get(step, B.WRITE_USES)
                 put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
                 # What this task has summed is in the cache, the end of it in the nearest one.
-                walk(block, step, writes, uses, job, s, b0, b1, first, last, sums != 0)
+                backwards = (sums != 0) | (get(block, B.BACKWARDS) != 0)
+                walk(block, step, writes, uses, job, s, b0, b1, first, last, backwards)
     if finally_ != 0:
         call(arithmetic, (block, finally_, 0, 0, c0, c1))
 
 
 def run_tasks(block, step, first, last):
-    """Run some of a step's tasks, one after the other, in the order of memory.
-
-    Backwards, a step that only writes would find what was summed last in the cache. But forwards
-    the processor prefetches better, also the results, which are in memory during training.
-    """
+    """Run some of a step's tasks one after the other, in memory's order or backwards."""
+    only_writes = get(step, B.SUMS_KERNEL) == 0 and get(step, B.WRITE_KERNEL) != 0
+    backwards = only_writes and get(block, B.BACKWARDS) != 0
     for task in range(first, last):
-        run_task(block, step, task)
+        run_task(block, step, first + last - 1 - task if backwards else task)
 
 
 #: The type of the unit that copies tensors to tiles.
