@@ -325,8 +325,11 @@ def run_task(block, step, task):
     not_inlined()
     channels, size = get(step, B.ALL_CHANNELS), get(step, B.CHANNEL_BLOCK)
     parts = get(step, B.PARTS)
-    tile = task // parts
-    part = task - tile * parts
+    # A part's channels come one after the other, so that threads share all parts alike even if the
+    # last channels are fewer, and read in memory's order.
+    tiles = get(step, B.TASKS) // parts
+    part = task // tiles
+    tile = task - part * tiles
     blocks = (channels + size - 1) // size
     turn = tile // blocks
     slot = tile - turn * blocks
