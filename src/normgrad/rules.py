@@ -83,7 +83,7 @@ class Call:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """The sizes that shapes are compared with, taken from tensors that passed their checks."""
+        """The sizes that shapes are compared with, from arguments that passed their checks."""
         return self.contract.sizes(self)
 
 

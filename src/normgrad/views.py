@@ -45,6 +45,7 @@ def problem(
         other.dtype,
         data.dtype,
         written.dtype if written else None,
+        # The axes follow below.
         sets=ONE,
         outer=(),
         channel=ONE,

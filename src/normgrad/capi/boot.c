@@ -30,7 +30,8 @@ enum { MESSAGE_SIZE = 4096 }; // the bytes of a text, including the zero at its 
 // with Python 3.10, in which Python's own calls use the C stack too.
 enum { STACK = (PY_VERSION_HEX < 0x030B0000 ? 160 : 96) << 10 };
 
-// The first is found before another can be missing: a thread that gave up the GIL takes it back.
+// PyEval_RestoreThread comes first, so that it is found even if another function is missing: boot
+// calls it after a failure too.
 #define FUNCTIONS(USE)                                                                             \
     USE(PyEval_RestoreThread)                                                                      \
     USE(Py_IsInitialized)                                                                          \

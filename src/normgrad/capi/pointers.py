@@ -84,15 +84,15 @@ def text(address: int) -> bytes:
     Raises:
         ValueError: a byte of the text cannot be read.
     """
-    text, zero = bytearray(), b""
+    found, zero = bytearray(), b""
     while not zero:  # page by page
-        at = address + len(text)
+        at = address + len(found)
         end = at // PAGESIZE * PAGESIZE + PAGESIZE
         if fault(at, end, False) is not None:
             raise ValueError(
-                f"no memory at {at:#x} to read from, byte {len(text)} of a text; allowed: a text "
+                f"no memory at {at:#x} to read from, byte {len(found)} of a text; allowed: a text "
                 "that ends with a zero"
             )
         part, zero, _ = ctypes.string_at(at, end - at).partition(b"\0")
-        text += part
-    return bytes(text)
+        found += part
+    return bytes(found)

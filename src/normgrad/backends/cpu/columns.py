@@ -227,7 +227,7 @@ def write_part(arguments, c, part):
 def write(operation, dy, x, dx, job):
     """Write dx or y, a row of each quarter at a time, whose coefficients are loaded once.
 
-    Rows come in the order of memory, so that the processor prefetches what is written too.
+    In a piece they come in memory's order, so that the processor prefetches what is written too.
     """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)

@@ -60,7 +60,7 @@ def element(kind: ir.Type) -> ir.Type:
 
 def size_of(element: ir.Type) -> int:
     """The size in bytes of a number, or of a vector's element."""
-    return {F64: 8, F32: 4, I32: 4}.get(element, 2)
+    return {F64: 8, I64: 8, F32: 4, I32: 4}.get(element, 2)
 
 
 def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

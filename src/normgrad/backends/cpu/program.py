@@ -161,7 +161,7 @@ def _facts(program: Program) -> _Fields:
         B.STREAM: streams(access, together, machine),
         B.AHEAD: fetches_ahead(access, machine),
         B.NEXT: fetches_next(access, machine),
-        B.BACKWARDS: rows_backwards(access, machine),
+        B.BACKWARDS: rows_backwards(access, together, machine),
         B.BANK_SETS: 1,
     }
 

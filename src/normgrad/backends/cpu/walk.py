@@ -251,7 +251,9 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
         row = last - 1 if backwards else first
         row = row % rows_axis if get(block, B.OUTER_RANK) > 0 else row
         left = row + 1 if backwards else rows_axis - row
-        rows = smaller(smaller(left, last - first), most)
+        rows = smaller(left, last - first)
+        # Backwards, pieces begin where they would forwards, often at a cache line.
+        rows = rows - (rows - 1) // most * most if backwards else smaller(rows, most)
         ends = last_run != run and row + (1 if backwards else rows) == rows_axis
         if ends:
             rows = 1 if backwards else larger(1, rows - 1)
@@ -374,7 +376,8 @@ def run_task(block, step, task):
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
                 put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
-                # What this task has summed is in the cache, the end of it in the nearest one.
+                # What this task or an earlier step has summed is in the cache, the end of it in
+                # the nearest one.
                 backwards = (sums != 0) | (get(block, B.BACKWARDS) != 0)
                 walk(block, step, writes, uses, job, s, b0, b1, first, last, backwards)
     if finally_ != 0:
@@ -382,7 +385,10 @@ def run_task(block, step, task):
 
 
 def run_tasks(block, step, first, last):
-    """Run some of a step's tasks one after the other, in memory's order or backwards."""
+    """Run some of a step's tasks one after the other, in memory's order or backwards.
+
+    Numba's threads take tasks one by one, always in memory's order.
+    """
     only_writes = get(step, B.SUMS_KERNEL) == 0 and get(step, B.WRITE_KERNEL) != 0
     backwards = only_writes and get(block, B.BACKWARDS) != 0
     for task in range(first, last):
