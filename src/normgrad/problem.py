@@ -175,9 +175,14 @@ class Problem(NamedTuple):
         return not self.vectors.keys().isdisjoint(_OUTPUTS)
 
     @property
+    def elements(self) -> int:
+        """The elements of each data tensor; outer rows, which are also sets, count twice."""
+        return self.sets.size * self.channel.size * self.positions
+
+    @property
     def is_empty(self) -> bool:
         """Whether the data tensors have no elements."""
-        return self.sets.size * self.channel.size * self.positions == 0
+        return self.elements == 0
 
     @property
     def parameters(self) -> int:

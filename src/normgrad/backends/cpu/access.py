@@ -158,11 +158,6 @@ def read_bytes(problem: Problem) -> int:
     return problem.grad_out.itemsize + problem.input.itemsize
 
 
-def _elements(problem: Problem) -> int:
-    """The elements of each data tensor."""
-    return problem.sets.size * problem.channel.size * problem.positions
-
-
 def bytes_of(problem: Problem, per_channel: int) -> int:
     """The bytes that are read and written for ``per_channel`` elements of each channel in a set.
 
@@ -381,7 +376,7 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
     problem = access.problem
     if problem.result is None:
         return 0
-    elements = _elements(problem)
+    elements = problem.elements
     held = elements * problem.result.itemsize <= machine.cache
     if problem.read_next and held and not access.columns:
         return 0
@@ -445,7 +440,7 @@ def rows_backwards(access: Access, channels: int, machine: Machine) -> int:
     problem = access.problem
     if access.along or problem.result is None or not (waits(problem) and machine.shares_l3):
         return 0
-    if not machine.l2 < _elements(problem) * read_bytes(problem) <= BACKWARDS_MOST * machine.l2:
+    if not machine.l2 < problem.elements * read_bytes(problem) <= BACKWARDS_MOST * machine.l2:
         return 0
     row, unit = (access.chunk, access.repeat * ROWS) if access.columns else (channels, 1)
     return max(1, BACKWARDS_PIECE // (row * access.run * unit)) * unit
