@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import subprocess
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import normgrad as ng
-from normgrad import frameworks, memory, native, pages, plans
+from normgrad import entries, frameworks, memory, native, pages, plans
 from normgrad.operators.by_name import PLANNED
 from normgrad.testing import FORWARD
 
@@ -259,6 +260,30 @@ def test_memory_that_is_new_to_a_plan_is_probed(mapped, what):
             scratch = tensor_at(start, np.uint8)
     with pytest.raises(ValueError, match=rf"^{wrong}: read-only memory at 0x\w+; "):
         run()
+
+
+def test_memory_that_layers_of_one_shape_write_by_turns_is_probed_once():
+    from normgrad.backends.cpu.enter import seat_of
+
+    x, probed = torch.ones(3, 4, 5), []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    def madvise(address, size, advice):
+        probed.append(address)
+        return 0
+
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=False)
+    plan.run(x, x)
+    entry = plan.ready[3]
+    entry.table[entries.MADVISE] = ctypes.cast(madvise, ctypes.c_void_p).value
+    # Tensors that would be remembered in one place take turns in it.
+    many = [torch.empty_like(x) for _ in range(64)]
+    outs = list({seat_of.py_func(0, id(out)): out for out in many}.values())
+    assert len(outs) > 4
+    for _ in range(3):
+        for out in outs:
+            plan.run(x, x, out=(out, None, None))
+    assert probed == [out.data_ptr() // PAGE * PAGE for out in outs]
 
 
 def test_results_that_share_memory():

@@ -40,13 +40,14 @@ from .workspaces import model
     SLOTS,
 ) = range(25)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
-# model for each new result, and PROBED the addresses of the caller's outputs and of the workspace
-# that the last call found writable. WORDS is the signature of all tensors. ALIASES has the fields
-# of the alias check for each address.
-ENTRIES_MAX, WORDS_MAX = 16, 320
+# model for each new result, and PROBED the addresses of those outputs of the caller's, and of those
+# workspaces, that earlier calls found writable: SEATS of each, since layers of one shape share a
+# plan. WORDS is the signature of all tensors. ALIASES has the fields of the alias check for each
+# address.
+ENTRIES_MAX, WORDS_MAX, SEATS = 16, 320, 16
 LIKES = SLOTS + ENTRIES_MAX
 PROBED = LIKES + ENTRIES_MAX
-WORDS = PROBED + ENTRIES_MAX + 1
+WORDS = PROBED + SEATS * (ENTRIES_MAX + 1)
 ALIASES = WORDS + WORDS_MAX
 # The fields of the alias check: the offsets of a tensor's first byte and of one past the last from
 # the address; flags, which say whether there is any byte and, from the second bit on, which outputs
@@ -140,7 +141,7 @@ class Entry:
         self.table[LENGTH] = len(words)
         made, likes = zip(*makers, strict=True)
         self.table[LIKES : LIKES + len(likes)] = likes
-        return self.table.ctypes.data, made, [None] * (len(made) + 1), self
+        return self.table.ctypes.data, made, [None] * (SEATS * (len(made) + 1)), self
 
 
 class PythonRunner(Entry):

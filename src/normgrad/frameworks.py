@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -75,8 +75,8 @@ class Framework(ABC):
         """Convert a new tensor to what the caller gets; ``like`` is one of the caller's."""
         return value
 
-    def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
-        """Tell the framework that these tensors of the caller were written to."""
+    def wrote(self, value: Any) -> None:  # noqa: B027 - most frameworks keep no count
+        """Tell the framework that this tensor of the caller was written to."""
 
 
 def address_of(new: Any) -> int:
@@ -154,6 +154,8 @@ class Torch(Framework):
         self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
         self._cpu = torch.device("cpu")
         self._plain = (torch.Tensor, torch.nn.Parameter)
+        # The public function is slower, and looks at its argument's type.
+        self._increment = torch._C._increment_version
         BY_TYPE.update(dict.fromkeys(self._plain, self))
         native.find_torch(torch)
 
@@ -278,13 +280,12 @@ class Torch(Framework):
             )
         return new
 
-    def wrote(self, values: Sequence[Any]) -> None:
+    def wrote(self, value: Any) -> None:
         # Autograd compares version numbers to find out that a tensor it saved was overwritten.
-        increment = self._torch.autograd.graph.increment_version
         try:
-            increment(values)
-        except RuntimeError:  # tensors made in inference mode have no version
-            increment([value for value in values if not value.is_inference()])
+            self._increment((value,))
+        except RuntimeError:  # a tensor made in inference mode has no version
+            return
 
 
 class DLPack(Framework):
@@ -365,8 +366,9 @@ def of_torch() -> Torch:
     return Torch(torch)
 
 
-def written(values: Sequence[Any]) -> None:
-    """Tell the framework of these values, if they are plain tensors, that they were written to."""
-    framework = BY_TYPE.get(type(values[0])) if values else None
-    if framework is not None:
-        framework.wrote(values)
+def written(values: Iterable[Any]) -> None:
+    """Tell the frameworks of those values that are plain tensors that they were written to."""
+    for value in values:
+        framework = BY_TYPE.get(type(value))
+        if framework is not None:
+            framework.wrote(value)

@@ -503,8 +503,7 @@ def infiniopBatchNormBackward(
             raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
         except Exception as error:
             raise InfiniError(INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
-        for name in OUTPUTS:
-            frameworks.written([values[name]])
+        frameworks.written(values[name] for name in OUTPUTS)
 
     def refuse(message: str) -> NoReturn:
         raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, message)

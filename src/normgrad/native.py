@@ -60,7 +60,7 @@ _STORAGE = {
 
 
 #: A plan that compiled code can run: the address of its table, the makers of results, weak
-#: references to the outputs and workspace of the last call, and objects to keep alive.
+#: references to outputs and workspaces of earlier calls, and objects to keep alive.
 Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], list[Any], Any]
 
 #: The table.

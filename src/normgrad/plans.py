@@ -265,7 +265,9 @@ class Plan:
                 self._runner = self._backend.runner(self._program, inputs, outputs)
             self._runner.run(addresses)
 
-        framework.wrote([value for value in arguments.tensors[len(inputs) :] if value is not None])
+        for value in arguments.tensors[len(inputs) :]:
+            if value is not None:
+                framework.wrote(value)
         for index, new in made.items():
             results[index] = framework.result(new, like)
         self._learn(arguments, results)
@@ -345,5 +347,5 @@ def answered(
     if type(results) is not tuple:
         return None
     if out is not None:
-        frameworks.written([value for value in out if value is not None])
+        frameworks.written(out)
     return results

@@ -203,7 +203,7 @@ class aclTensor:
 
     def wrote(self) -> None:
         """Tell the memory's framework that the memory was written to."""
-        frameworks.written([self.memory.owner])
+        frameworks.written((self.memory.owner,))
 
     def __repr__(self) -> str:
         return (

@@ -34,8 +34,8 @@ DTYPE, KIND, DEVICE, RANK, SIZES = range(5)
 #: The number of words of the longest signature, and of a vector's.
 SIGNATURE_MAX, VECTOR = SIZES + 2 * MAX_RANK, SIZES + 2
 #: The fields of ``found``: the first element's address, the bytes of an element if the tensor is
-#: PyTorch's, and NumPy's flags.
-ADDRESS, BYTES, FLAGS = 0, 1, 2
+#: PyTorch's, and NumPy's flags; and their number.
+ADDRESS, BYTES, FLAGS, FOUND = range(4)
 #: The number of words in DLPack's DLTensor.
 DLTENSOR_WORDS = 6
 #: Offsets in words: of any object's type, a tuple's length, and a weak reference's object.
@@ -134,6 +134,12 @@ def describe(known, value, words, at, found):
 
 
 @helper
+def end_of(words, at):
+    """Where the signature that begins at a word ends."""
+    return at + (SIZES + 2 * get(words, at + RANK) if get(words, at) != 0 else 1)
+
+
+@helper
 def holds_all(known, value, words, at, size):
     """Whether a tensor's storage holds all elements of its signature, with the tensor's values.
 
@@ -169,7 +175,8 @@ def copy_of(known, make, value):
     ``make`` is a function of Python's that makes a tensor like its argument.
     """
     not_inlined()
-    words, others, found = int_buffer(SIGNATURE_MAX), int_buffer(SIGNATURE_MAX), int_buffer(3)
+    words, others = int_buffer(SIGNATURE_MAX), int_buffer(SIGNATURE_MAX)
+    found = int_buffer(FOUND)
     if (
         describe(known, value, words, plain(0), found) != VECTOR
         or word(value, TYPE) != word(known, native.TENSOR)
