@@ -450,6 +450,30 @@ def test_without_what_it_takes_to_read_them(entered, monkeypatch, missing):
         native.known[:] = before
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "uint8", "int64"])
+def test_a_plain_tensor_is_read_as_by_dlpack(entered, dtype):
+    dense = torch.arange(120).reshape(2, 3, 4, 5).to(getattr(torch, dtype))
+    tensors = [dense, dense.to(memory_format=torch.channels_last), dense.transpose(0, 3)]
+    tensors += [dense[:, 1:, ::2], dense[0, 0, 0], dense[:, :1].expand(2, 3, 4, 5)]
+    tensors += [dense[0, 0, 0, 0], dense[:0]]
+    if dense.is_floating_point():
+        tensors += [torch.nn.Parameter(dense), dense.clone().requires_grad_()]
+
+    def told():
+        keys = [native.answer(None, (tensor,), None, ()) for tensor in tensors]
+        return keys, raw(ng.batch_norm_backward(X, X, training=True))
+
+    told()  # the first call
+    plainly, plain = told(), int(native.known[native.PLAIN])
+    native.known[native.PLAIN] = 0
+    try:
+        assert told() == plainly
+    finally:
+        native.known[native.PLAIN] = plain
+    assert None not in plainly[0]
+    assert entered == [False, True, True]
+
+
 def test_every_operator_is_tried_here():
     assert {make(kind, SHAPE, num_groups=2).name for kind in KINDS} <= set(PLANNED)
 

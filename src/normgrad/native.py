@@ -25,8 +25,13 @@ MAX_RANK = 8
     NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
-    FIELDS,
-) = range(21)  # fmt: skip
+    PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES,
+    DTYPES,
+) = range(27)  # fmt: skip
+#: The number of fields from DTYPES on. Each of PyTorch's numbers of a dtype has one: DLPack's word
+#: of the dtype, without the rank, or 0.
+DTYPE_NUMBERS = 64
+FIELDS = DTYPES + DTYPE_NUMBERS
 
 #: The names of the attributes in which Triton has its hooks, a chain of calls each.
 _HOOKS = {ENTER_HOOK: "launch_enter_hook", EXIT_HOOK: "launch_exit_hook", CALLS: "calls"}
@@ -53,10 +58,18 @@ _HEADER = 16
 _IMPLEMENTATION_WORDS = 24
 
 #: PyTorch's C functions for compiled models; they take the address of a tensor's handle.
-_STORAGE = {
+_FUNCTIONS = {
     STORAGE_SIZE: "aoti_torch_get_storage_size",
     STORAGE_OFFSET: "aoti_torch_get_storage_offset",
+    RANK: "aoti_torch_get_dim",
+    DTYPE: "aoti_torch_get_dtype",
+    DATA: "aoti_torch_get_data_ptr",
+    SIZES: "aoti_torch_get_sizes",
+    STRIDES: "aoti_torch_get_strides",
 }
+
+#: The dtypes of plain tensors, those that are read fastest.
+_DTYPES = "float32", "float64", "float16", "bfloat16", "uint8", "int32", "int64"
 
 
 #: A plan that compiled code can run: the address of its table, the makers of results, weak
@@ -98,20 +111,35 @@ def find_torch(torch: Any) -> None:
             return
         # The symbols of the libraries that it needs are found too; ctypes unloads none of them.
         library = ctypes.CDLL(torch._C.__file__)
-        for field, name in _STORAGE.items():
+        for field, name in _FUNCTIONS.items():
             known[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-        known[IMPLEMENTATION], known[KEYS], known[NEGATES] = _layout(torch)
+        known[IMPLEMENTATION], known[KEYS], known[NEGATES], known[PLAIN] = _layout(torch)
         known[READ_TENSOR] = read
+        for dtype in _DTYPES:
+            number, word = _numbers(torch.zeros((), dtype=getattr(torch, dtype)))
+            known[DTYPES + number] = word
         # These come last: compiled code reads no tensor before it knows the types.
         known[TENSOR], known[PARAMETER] = id(torch.Tensor), id(torch.nn.Parameter)
 
 
-def _layout(torch: Any) -> tuple[int, int, int]:
+def _numbers(scalar: Any) -> tuple[int, int]:
+    """PyTorch's number of a tensor's dtype, and DLPack's word of it, whose lower half is rank 0."""
+    handle, number = ctypes.c_void_p(scalar._cdata), ctypes.c_int32()
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+    kind(int(known[DTYPE]))(ctypes.addressof(handle), ctypes.addressof(number))
+    words = (ctypes.c_int64 * (DL_OFFSET + 1))()
+    read = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    read(int(known[READ_TENSOR]))(id(scalar), ctypes.addressof(words))
+    return number.value, words[DL_DTYPE_AND_RANK]
+
+
+def _layout(torch: Any) -> tuple[int, int, int, int]:
     """Find the words at which PyTorch keeps what compiled code needs, by reading trial tensors.
 
     Returns:
         The word of the TensorImpl's address in a tensor's object, the word of the dispatch keys in
-        the TensorImpl, and the mask of the keys' bit that marks a negated view.
+        the TensorImpl, the mask of the keys' bit that marks a negated view, and the keys of a plain
+        tensor on the CPU.
 
     Raises:
         ValueError: the trial tensors do not determine them.
@@ -129,7 +157,7 @@ def _layout(torch: Any) -> tuple[int, int, int]:
     (place,), (word,), negates = places, words, keys[0] ^ keys[1]
     if negates.bit_count() != 1:
         raise ValueError("no one bit says that a view negates")
-    return place, word, negates
+    return place, word, negates, keys[0]
 
 
 def nothing_known(*arguments: Any) -> Any:
