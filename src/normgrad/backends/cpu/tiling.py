@@ -251,7 +251,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     if sets == 1 and not waits(problem):
         # A task reads long runs of memory, image after image: of some images rather than channels.
         size, blocks = access.run * read_bytes(problem), ceil_div(ENOUGH_TASKS, cuts)
-        wanted = max(1, min(CONTIGUOUS // size, ceil_div(channels, blocks)))
+        wanted = max(1, min(CONTIGUOUS // size, ceil_div(channels, blocks)), PART // per_channel)
         # Blocks of one size, since two threads may have one each.
         even = ceil_div(channels, ceil_div(channels, wanted))
         block = min(channels, rounded_up(even, unit))
