@@ -276,7 +276,7 @@ def test_memory_that_layers_of_one_shape_write_by_turns_is_probed_once():
     plan.run(x, x)
     entry = plan.ready[3]
     entry.table[entries.MADVISE] = ctypes.cast(madvise, ctypes.c_void_p).value
-    # Tensors that would be remembered in one place take turns in it.
+    # One tensor for each seat: those that share a seat would displace each other.
     many = [torch.empty_like(x) for _ in range(64)]
     outs = list({seat_of.py_func(0, id(out)): out for out in many}.values())
     assert len(outs) > 4

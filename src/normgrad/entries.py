@@ -40,10 +40,10 @@ from .workspaces import model
     SLOTS,
 ) = range(25)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
-# model for each new result, and PROBED the addresses of those outputs of the caller's, and of those
-# workspaces, that earlier calls found writable: SEATS of each, since layers of one shape share a
-# plan. WORDS is the signature of all tensors. ALIASES has the fields of the alias check for each
-# address.
+# model for each new result, and PROBED the addresses of the caller's outputs and workspaces that
+# earlier calls found writable: SEATS addresses for each result and for the workspace, since layers
+# of one shape share a plan. WORDS is the signature of all tensors. ALIASES has the fields of the
+# alias check for each address.
 ENTRIES_MAX, WORDS_MAX, SEATS = 16, 320, 16
 LIKES = SLOTS + ENTRIES_MAX
 PROBED = LIKES + ENTRIES_MAX

@@ -154,8 +154,7 @@ class Torch(Framework):
         self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
         self._cpu = torch.device("cpu")
         self._plain = (torch.Tensor, torch.nn.Parameter)
-        # The public function is slower, and looks at its argument's type.
-        self._increment = torch._C._increment_version
+        self._increment = torch.autograd.graph.increment_version
         BY_TYPE.update(dict.fromkeys(self._plain, self))
         native.find_torch(torch)
 
@@ -283,9 +282,10 @@ class Torch(Framework):
     def wrote(self, value: Any) -> None:
         # Autograd compares version numbers to find out that a tensor it saved was overwritten.
         try:
-            self._increment((value,))
-        except RuntimeError:  # a tensor made in inference mode has no version
-            return
+            self._increment(value)
+        except RuntimeError:
+            if not value.is_inference():  # a tensor made in inference mode has no version
+                raise
 
 
 class DLPack(Framework):

@@ -1,8 +1,9 @@
 """The table of addresses and offsets with which compiled code reads tensors' Python objects.
 
-The addresses are valid in this process only. A field is 0, which is not an address, if PyTorch
-lacks the DLPack C exchange API, or if Python's objects do not have the usual layout. Python code
-then reads the tensors, as it reads all tensors of types that compiled code does not know.
+The addresses are valid in this process only. The field of a type is 0, which is not an address, if
+PyTorch lacks the functions that read its tensors, or if Python's objects do not have the usual
+layout. Python code then reads the tensors, as it reads all those of types that compiled code does
+not know.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ MAX_RANK = 8
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES,
     DTYPES,
 ) = range(27)  # fmt: skip
-#: The number of fields from DTYPES on. Each of PyTorch's numbers of a dtype has one: DLPack's word
-#: of the dtype, without the rank, or 0.
+#: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
+#: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
 FIELDS = DTYPES + DTYPE_NUMBERS
 
@@ -57,7 +58,8 @@ _HEADER = 16
 #: How many words of a TensorImpl are searched; PyTorch's has 24.
 _IMPLEMENTATION_WORDS = 24
 
-#: PyTorch's C functions for compiled models; they take the address of a tensor's handle.
+#: PyTorch's C functions for compiled models; they take a tensor's handle, the address of a word
+#: with the TensorImpl's address.
 _FUNCTIONS = {
     STORAGE_SIZE: "aoti_torch_get_storage_size",
     STORAGE_OFFSET: "aoti_torch_get_storage_offset",
@@ -68,7 +70,7 @@ _FUNCTIONS = {
     STRIDES: "aoti_torch_get_strides",
 }
 
-#: The dtypes of plain tensors, those that are read fastest.
+#: The dtypes whose plain tensors are read through these functions.
 _DTYPES = "float32", "float64", "float16", "bfloat16", "uint8", "int32", "int64"
 
 
@@ -102,7 +104,7 @@ def _find_python() -> None:
 
 def find_torch(torch: Any) -> None:
     """Fill in the table's fields on PyTorch's tensors, if this version supports them."""
-    with suppress(AttributeError, OSError, RuntimeError, TypeError, ValueError):
+    with suppress(AttributeError, BufferError, OSError, RuntimeError, TypeError, ValueError):
         capsule = torch.Tensor.__dlpack_c_exchange_api__
         exchange = dlpack.get_pointer(capsule, b"dlpack_exchange_api")
         major = ctypes.c_uint32.from_address(exchange).value
@@ -123,13 +125,18 @@ def find_torch(torch: Any) -> None:
 
 
 def _numbers(scalar: Any) -> tuple[int, int]:
-    """PyTorch's number of a tensor's dtype, and DLPack's word of it, whose lower half is rank 0."""
-    handle, number = ctypes.c_void_p(scalar._cdata), ctypes.c_int32()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-    kind(int(known[DTYPE]))(ctypes.addressof(handle), ctypes.addressof(number))
+    """PyTorch's number of a scalar's dtype, and DLPack's word of that dtype, with rank 0.
+
+    Raises:
+        ValueError: one of them cannot be read.
+    """
+    handle, number = ctypes.c_void_p(scalar._cdata), ctypes.c_int32(-1)
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
     words = (ctypes.c_int64 * (DL_OFFSET + 1))()
-    read = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    read(int(known[READ_TENSOR]))(id(scalar), ctypes.addressof(words))
+    failed = kind(int(known[DTYPE]))(ctypes.addressof(handle), ctypes.addressof(number))
+    failed |= kind(int(known[READ_TENSOR]))(id(scalar), ctypes.addressof(words))
+    if failed or not 0 <= number.value < DTYPE_NUMBERS:
+        raise ValueError(f"dtype {number.value} cannot be read")
     return number.value, words[DL_DTYPE_AND_RANK]
 
 

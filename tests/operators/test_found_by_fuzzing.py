@@ -139,3 +139,19 @@ def test_no_elements_on_any_rank(ranks, eps):
         assert (value == wanted[name]).all()
         assert (exact[name].value == wanted[name]).all()
         assert (exact[name].scale == wanted[name]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 40), (200, 40), (4, 8, 50), (4, 8, 200), (2, 8, 5, 5)])
+def test_equal_elements_whose_sum_overflows(dtype, shape):
+    """Their mean is themselves, and nothing is left of them without it."""
+    largest = np.array(3e38 if dtype is not np.float16 else 6e4, dtype)
+    x, bias = np.full(shape, largest), np.full(shape[1], 0.5, dtype)
+    made = [ng.batch_norm(x, None, bias, training=True)]
+    if len(shape) > 2:
+        made.append(ng.group_norm(x, np.ones_like(bias), bias, num_groups=2))
+    for output, mean, invstd, *_ in made:
+        assert (output == bias[0]).all()
+        assert (mean == largest).all()
+        np.testing.assert_allclose(invstd.astype(F), 1e-5**-0.5, rtol=5e-3)
+    assert not ng.layer_norm(x, shape[1:])[0].any()

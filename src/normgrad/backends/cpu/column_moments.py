@@ -23,12 +23,15 @@ FIRST_ROWS = 16
 
 @passed
 def find_means(arguments, c, part):
-    """Find the means of a part of some rows, as elements could be."""
+    """Find the means of a part of some rows, as elements could be.
+
+    Sums are in float64: two large elements' sum would be infinite in float32.
+    """
     x, step, rows, means = arguments
-    total = zero_lanes(x, x)
+    total = splat(0.0)
     for r in range(rows):
-        total = total + load_part(x, r * step + c, part)
-    put_lanes(means, c, single_lanes(nearest(x, double_lanes(total) * splat(1.0 / rows))))
+        total = total + double_lanes(load_part(x, r * step + c, part))
+    put_lanes(means, c, single_lanes(nearest(x, total * splat(1.0 / rows))))
 
 
 @helper

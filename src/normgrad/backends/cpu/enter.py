@@ -17,19 +17,7 @@ from ...problem import PLACES, WORKSPACE, Role
 from . import objects as py
 from .alias_check import passes
 from .helpers import helper
-from .intrinsics import (
-    address_of,
-    bits_of,
-    call,
-    get,
-    int_buffer,
-    integers_at,
-    not_inlined,
-    plain,
-    put,
-    shift,
-    word,
-)
+from .intrinsics import bits_of, call, get, int_buffer, integers_at, not_inlined, plain, put, word
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -39,7 +27,7 @@ from .intrinsics import (
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them. Signatures
 #: and keys are arrays of words, which are int64.
-KEY_MAX, FOUND, FOUND_MAX = 4 * E.WORDS_MAX, py.FOUND, py.FOUND * E.ENTRIES_MAX
+WORDS_MAX, KEY_MAX, FOUND = E.WORDS_MAX, 4 * E.WORDS_MAX, py.FOUND
 DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 #: The word that stands before the results in a signature or key.
 _RESULTS = -2
@@ -68,36 +56,29 @@ def describe_choice(known, value, words, at):
 
 
 @helper
-def describe_all(known, values, words, at, found):
-    """Append the signature of a tuple of tensors; returns the new number of words, or -1.
-
-    ``found`` gets the fields of each tensor that are not compared.
-    """
+def describe_all(known, values, words, at):
+    """Append the signature of a tuple of tensors; returns the new number of words, or -1."""
+    found = int_buffer(FOUND)
     for index in range(word(values, py.LENGTH)):
         if at < 0 or index >= E.ENTRIES_MAX:
             return -1
-        here = shift(found, FOUND * index)
-        at = py.describe(known, py.entry(known, values, index), words, at, here)
+        at = py.describe(known, py.entry(known, values, index), words, at, found)
     return at
 
 
 @helper
-def key_of(known, tensors, out, choices, words, found):
-    """Write a call's key: the signature and the other arguments. Returns its length, or -1.
-
-    ``found`` gets the other fields of the tensors.
-    """
+def key_of(known, tensors, out, choices, words):
+    """Write a call's key: the signature and the other arguments. Returns its length, or -1."""
     if not (py.is_tuple(known, tensors) and py.is_tuple(known, choices)):
         return -1
-    at = describe_all(known, tensors, words, plain(0), found)
+    at = describe_all(known, tensors, words, plain(0))
     if at < 0:
         return -1
-    others = int_buffer(FOUND_MAX)
     if py.is_tuple(known, out):
         put(words, at, _RESULTS)
-        at = describe_all(known, out, words, at + 1, others)
+        at = describe_all(known, out, words, at + 1)
     else:
-        at = py.describe(known, out, words, at, others)
+        at = py.describe(known, out, words, at, int_buffer(FOUND))
     for index in range(word(choices, py.LENGTH)):
         choice = py.entry(known, choices, index)
         if at < 0 or index >= E.ENTRIES_MAX:
@@ -122,24 +103,18 @@ def is_brought(known, out, index):
 
 
 @helper
-def tell_addresses(plan, known, tensors, out, first, words, at, seen, addresses):
+def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
     """Read the tensors' addresses if the signature is the plan's; returns the new number of words.
 
     Returns -1 if it is not the plan's, or if a storage lacks elements. ``first`` is the number of
     the first tensor: 0 for inputs. Of results, those that ``out`` has are the caller's, and must be
-    writable; the others are new. ``seen`` is 0, or the address of what was found in these tensors
-    when their signature was appended to ``words``.
+    writable; the others are new.
     """
     not_inlined()
-    own = int_buffer(FOUND)
+    found = int_buffer(FOUND)
     for index in range(word(tensors, py.LENGTH)):
         value = py.entry(known, tensors, index)
-        if seen != 0:
-            found = integers_at(seen + 8 * FOUND * index)
-            end = py.end_of(words, at)
-        else:
-            found = own
-            end = py.describe(known, value, words, at, found)
+        end = py.describe(known, value, words, at, found)
         if end < 0:
             return -1
         for at_word in range(at, end):
@@ -197,7 +172,10 @@ def room_of(plan, known, workspace, words):
 
 @helper
 def seat_of(index, value):
-    """The place where a result (or workspace, the last index) is remembered as writable."""
+    """The place where a tensor is remembered as writable, chosen by its object's address.
+
+    There are SEATS places for each result and, as the last index, for the workspace.
+    """
     return E.SEATS * index + ((value >> 4 ^ value >> 7) & (E.SEATS - 1))
 
 
@@ -225,22 +203,22 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
-def run(plan, known, probed, team, threads, tensors, results, out, workspace, words, seen, said):
+def run(plan, known, probed, team, threads, tensors, results, out, workspace, said):
     """Compute on a call's objects; returns 0 if it was done, else one of the statuses above.
 
-    ``words`` has room for a key; for ``seen``, see ``tell_addresses``. If it returns ANSWERED,
-    ``said`` has what the plan's function of Python answered instead of running it, or 0 if Python
-    raised.
+    If it returns ANSWERED, ``said`` has what the plan's function of Python answered instead of
+    running it, or 0 if Python raised.
     """
     not_inlined()
-    addresses, inputs = int_buffer(PLACES), word(tensors, py.LENGTH)
+    words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(PLACES):
         put(addresses, slot, 0)
-    at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), seen, addresses)
+    inputs = word(tensors, py.LENGTH)
+    at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), addresses)
     if at < 0:
         return NOTHING_DONE
     put(words, at, _RESULTS)
-    at = tell_addresses(plan, known, results, out, inputs, words, at + 1, plain(0), addresses)
+    at = tell_addresses(plan, known, results, out, inputs, words, at + 1, addresses)
     if at != word(plan, E.LENGTH):
         return NOTHING_DONE
     if word(plan, E.READS_DY) != 0:
@@ -314,12 +292,11 @@ def results_of(plan, known, makers, tensors, out):
 
 
 @helper
-def compute(known, ready, tensors, out, workspace, team, words, seen):
+def compute(known, ready, tensors, out, workspace, team):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
 
     The result may also be what the plan's function of Python answered instead.
     ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
-    For ``words`` and ``seen``, see ``run``.
     """
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
     nothing, address, threads = word(known, native.NONE), plain(0), plain(1)
@@ -345,10 +322,7 @@ def compute(known, ready, tensors, out, workspace, team, words, seen):
     status = plain(NOTHING_DONE)
     if results != 0:
         probed = py.entry(known, ready, 2)
-        status = run(
-            plan, known, probed, address, threads, tensors, results, out, workspace, words, seen,
-            said,
-        )  # fmt: skip
+        status = run(plan, known, probed, address, threads, tensors, results, out, workspace, said)
     if results == 0 or status == 0:
         py.release((nothing,))
         return results
@@ -371,11 +345,11 @@ def answer(table, arguments, count):
     """
     known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
-    words, found = int_buffer(KEY_MAX), int_buffer(FOUND_MAX)
     if py.is_tuple(known, plans):
         team = word(arguments, 4) if count == 5 else 0
-        return compute(known, plans, tensors, out, word(arguments, 3), team, words, plain(0))
-    at = key_of(known, tensors, out, word(arguments, 3), words, found)
+        return compute(known, plans, tensors, out, word(arguments, 3), team)
+    words = int_buffer(KEY_MAX)
+    at = key_of(known, tensors, out, word(arguments, 3), words)
     if at < 0:
         py.retain((word(known, native.NONE),))
         return word(known, native.NONE)
@@ -386,8 +360,7 @@ def answer(table, arguments, count):
     if ready != 0:
         # Another thread may drop the plan meanwhile.
         py.retain((ready,))
-        nothing, seen = word(known, native.NONE), address_of(found)
-        results = compute(known, ready, tensors, out, nothing, plain(0), words, seen)
+        results = compute(known, ready, tensors, out, word(known, native.NONE), plain(0))
         py.release((ready,))
         if results == word(known, native.NONE):
             py.release((results,))

@@ -1,6 +1,6 @@
 """Reading tensors from their Python objects in compiled code.
 
-NumPy's arrays are read through their C structure. Plain tensors of PyTorch's on the CPU are read
+NumPy's arrays are read through their C structure. PyTorch's plain tensors on the CPU are read
 through the C functions that it offers to compiled models, its other tensors through DLPack's C
 exchange API. ``known`` is the address of the table of :mod:`normgrad.native`, which has this
 process's types and functions. The GIL is held, references are borrowed from the caller, and
@@ -84,9 +84,10 @@ def integer(value):
 
 @helper
 def read_plain(known, value, read):
-    """Read a plain tensor on the CPU into a DLTensor; whether it is one.
+    """Read a tensor into a DLTensor if it is a plain one on the CPU; returns whether it did.
 
-    PyTorch's functions for compiled models take a sixth of the instructions of DLPack's.
+    A tensor is plain if its dispatch keys are a plain tensor's. PyTorch's functions for compiled
+    models then read it faster than DLPack's.
     """
     implementation = word(value, word(known, native.IMPLEMENTATION))
     if word(implementation, word(known, native.KEYS)) != word(known, native.PLAIN):
@@ -164,12 +165,6 @@ def describe(known, value, words, at, found):
         put(words, at + axis, word(sizes, axis))
         put(words, at + rank + axis, word(strides, axis))
     return at + 2 * rank
-
-
-@helper
-def end_of(words, at):
-    """Where the signature that begins at a word ends."""
-    return at + (SIZES + 2 * get(words, at + RANK) if get(words, at) != 0 else 1)
 
 
 @helper

@@ -23,7 +23,17 @@ from .intrinsics import (
     shift,
     smaller,
 )
-from .lanes import EIGHT, HALF, LANES, put_lanes, splat, splat_like, sum_of_lanes, zero_lanes
+from .lanes import (
+    EIGHT,
+    HALF,
+    LANES,
+    double_lanes,
+    put_lanes,
+    splat,
+    splat_like,
+    sum_of_lanes,
+    zero_lanes,
+)
 from .moments import (
     add_end,
     add_part,
@@ -52,10 +62,13 @@ ONE_CHAIN = 32 * BLOCK
 
 @helper
 def first_mean(x, run):
-    """The mean of a row's first lanes, as an element could be."""
+    """The mean of a row's first lanes, as an element could be.
+
+    The sum is in float64: two large elements' sum would be infinite in float32.
+    """
     if run < LANES:
-        return nearest(x, sum_of_lanes(load_some(x, 0, run)) / run)
-    return nearest(x, sum_of_lanes(load_part(x, 0, None)) * (1.0 / LANES))
+        return nearest(x, sum_of_lanes(double_lanes(load_some(x, 0, run))) / run)
+    return nearest(x, sum_of_lanes(double_lanes(load_part(x, 0, None))) * (1.0 / LANES))
 
 
 @helper

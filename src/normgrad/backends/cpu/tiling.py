@@ -17,8 +17,8 @@ from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_onc
 
 #: The least elements for several threads: with fewer, one has finished before others have started.
 SMALL = 1 << 14
-#: The least elements of a part, and of a task where dx does not depend on sums: cutting a channel,
-#: sample or small tensor further does not pay.
+#: The least elements of a part, and about the least of a task where dx or y does not depend on
+#: sums: cutting a channel, sample or small tensor further does not pay.
 PART = 1 << 13
 #: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and the same
 #: where images are read in turn (see SHORT_ROW), whose runs should be long.
