@@ -487,3 +487,35 @@ def test_a_parameter_has_the_signature_of_a_tensor(entered):
     for each in (parameter, tensors, parameter):
         assert raw(call(case, each)) == expected
     assert entered == [True, True, True]
+
+
+def test_an_input_that_is_replaced_while_results_are_made():
+    """The garbage collector may run any code then, also code that frees the memory of an input."""
+    x, dy = torch.rand(SHAPE), torch.rand(SHAPE)
+    old, new = x.clone(), torch.rand(SHAPE)
+
+    def call():
+        return raw(ng.batch_norm_backward(dy, x, training=True))
+
+    def expected(values):
+        return raw(ng.batch_norm_backward(dy, values, training=True))
+
+    allowed = [expected(old), expected(new)]
+    thresholds = gc.get_threshold()
+    for turn in range(1, 20):
+        x.data, collections = old.clone(), 0
+
+        def replace(phase, _, turn=turn):
+            nonlocal collections
+            collections += phase == "start"
+            if collections == turn:
+                x.data = new
+
+        gc.callbacks.append(replace)
+        gc.set_threshold(1, 1000, 1000)
+        try:
+            found = call()
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(replace)
+        assert found in allowed
