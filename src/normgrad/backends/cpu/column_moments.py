@@ -6,7 +6,17 @@ from . import block as B
 from .columns import BUFFER, add_quarters, along_row, gather_sums, shape_of, start_sums
 from .helpers import by_types, helper, passed
 from .intrinsics import double, get, larger, pairs_buffer, plain, real_buffer, shift, smaller
-from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
+from .lanes import (
+    LANES,
+    double_lanes,
+    fused,
+    load_lanes,
+    put_lanes,
+    single_lanes,
+    splat,
+    splat_like,
+    zero_lanes,
+)
 from .moments import add_part, lanes_of, moved, nearest, points_of, start_moments
 from .parts import load_part, over_row
 from .rows import sums_of
@@ -25,13 +35,13 @@ FIRST_ROWS = 16
 def find_means(arguments, c, part):
     """Find the means of a part of some rows, as elements could be.
 
-    Sums are in float64: two large elements' sum would be infinite in float32.
+    Elements are divided before they are added: two large ones' sum would be infinite in float32.
     """
     x, step, rows, means = arguments
-    total = splat(0.0)
+    mean, one = zero_lanes(x, x), splat_like(x, x, 1.0 / rows)
     for r in range(rows):
-        total = total + double_lanes(load_part(x, r * step + c, part))
-    put_lanes(means, c, single_lanes(nearest(x, total * splat(1.0 / rows))))
+        mean = fused(load_part(x, r * step + c, part), one, mean)
+    put_lanes(means, c, single_lanes(nearest(x, double_lanes(mean))))
 
 
 @helper
