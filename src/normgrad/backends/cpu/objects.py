@@ -92,7 +92,7 @@ def read_plain(known, value, read):
     implementation = word(value, word(known, native.IMPLEMENTATION))
     if word(implementation, word(known, native.KEYS)) != word(known, native.PLAIN):
         return False
-    # They take a handle: the address of a word with the implementation's address.
+    # The functions take a handle: the address of a word with the implementation's address.
     handle, room, fields = int_buffer(1), int_buffer(2), address_of(read)
     put(handle, 0, implementation)
     put(room, 1, 0)
@@ -179,7 +179,6 @@ def holds_all(known, value, words, at, size):
     implementation = word(value, word(known, native.IMPLEMENTATION))
     if word(implementation, word(known, native.KEYS)) & word(known, native.NEGATES):
         return False
-    # PyTorch's functions take a handle: the address of a word with the implementation's address.
     handle, room = int_buffer(1), int_buffer(2)
     put(handle, 0, implementation)
     if (
