@@ -20,7 +20,7 @@ from .helpers import helper
 from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put, smaller
 from .pairs import add_array, add_pair, clear_pairs, get_pair, pairs, plus, put_pair, times
 from .statistics import prepare, statistics
-from .vectors import SOME, spread, write_parameters
+from .vectors import SOME, SPREAD, spread, write_parameters
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -68,7 +68,7 @@ def parameters(block, s, bank, c0, c1):
     not_inlined()
     per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
     base = bank * get(block, B.CHANNELS)
-    invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SOME)
+    invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SPREAD)
     first = c0
     while first < c1:
         # Of samples that are treated as one, all have the same parameters.

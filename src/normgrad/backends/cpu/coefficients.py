@@ -45,7 +45,7 @@ from .intrinsics import (
     store,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, fill, place_of, read_parameters, spread, total_count
+from .vectors import SOME, SPREAD, canonical, fill, place_of, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -181,13 +181,17 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
     normal, several = normal_numbers(block), bits_to_double(get(block, B.DIVISOR)) > per_group
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
     terms, xmu_terms, fits = pairs_buffer(SOME), pairs_buffer(SOME), double_buffer(SOME)
-    invstds = spread(invstd[0], plain(0), count, per_group, double_buffer(SOME))
+    invstds = spread(invstd[0], plain(0), count, per_group, double_buffer(SPREAD))
     for c in range(count):
         v, r = get(w, c), get(invstds, c)
         put(fits, c, 1.0 if holds(v * r, v, r, normal) else 0.0)
         v = v + (v - v) if several else v
-        put_pair(terms, c, times((v, 0.0), get_pair(sums, c)))
-        put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
+        if single:
+            put(terms[0], c, v * get(sums[0], c))
+            put(xmu_terms[0], c, v * get(xmus[0], c))
+        else:
+            put_pair(terms, c, times((v, 0.0), get_pair(sums, c)))
+            put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
     for g in range(many):
         first = g * per_group
         total, projection, fit = get_pair(totals, g), get_pair(projections, g), get(held, g)
@@ -225,7 +229,7 @@ def finish_groups(block, invstd, count, totals, projections, held, slope, scale)
 def spread_groups(block, at, count, w, totals, factors):
     """Write the gain and shift of each channel, from its group's factor and shift."""
     not_inlined()
-    per_group, row = get(block, B.PER_GROUP), pairs_buffer(SOME)
+    per_group, row = get(block, B.PER_GROUP), pairs_buffer(SPREAD)
     factor = spread(factors, plain(0), count, per_group, row[0])
     change = spread(totals[0], plain(0), count, per_group, row[1])
     gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
@@ -239,7 +243,7 @@ def constant(block, s, bank, c0, c1):
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
     gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
     invstd = array(block, B.W_INVSTD, base // per_group)
-    w, row = double_buffer(SOME), double_buffer(SOME)
+    w, row = double_buffer(SOME), double_buffer(SPREAD)
     for first in range(c0, c1, SOME):
         n = smaller(SOME, c1 - first)
         read_weights(block, first, n, w)

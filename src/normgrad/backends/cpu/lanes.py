@@ -206,6 +206,12 @@ def splat(emit: Emitter, value: Any) -> Any:
     return repeated(emit.builder, value)
 
 
+@instruction(lambda value: Lanes(value, EIGHT)(value))
+def splat_eight(emit: Emitter, value: Any) -> Any:
+    """A number in eight lanes."""
+    return repeated(emit.builder, value, EIGHT)
+
+
 @instruction(lambda dy, x, value: Lanes(real_type(dy, x))(dy, x, types.float64))
 def splat_like(emit: Emitter, dy: Any, x: Any, value: Any) -> Any:
     """A float64 in every lane, rounded to the arithmetic's type."""

@@ -25,12 +25,15 @@ from .intrinsics import (
     smaller,
     store,
 )
+from .lanes import EIGHT, put_lanes, splat_eight
 from .pairs import get_pair, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The number of channels that are treated together, in arrays on the stack.
 SOME = 128
+#: The room for the numbers of so many groups' channels (see ``spread``).
+SPREAD = SOME + EIGHT
 
 
 @helper
@@ -79,15 +82,22 @@ def fill(row, count, value):
 
 @helper
 def spread(numbers, first, count, per_group, row):
-    """Give each channel its group's number; a copy is made only if groups have several channels."""
+    """Give each channel its group's number; a copy is made only if groups have several channels.
+
+    ``row`` has room for EIGHT numbers more than ``count``, since a group's numbers are written in
+    whole vectors. The next group's overwrite what is too much.
+    """
     not_inlined()
     if per_group == 1:
         return shift(numbers, first)
-    c, group, end = 0, first // per_group, per_group - first % per_group
+    group = first // per_group
+    end = per_group - first % per_group
+    c = 0
     while c < count:
-        end = smaller(end, count)
-        for k in range(c, end):
-            put(row, k, get(numbers, group))
+        value = splat_eight(get(numbers, group))
+        put_lanes(row, c, value)
+        for k in range(c + EIGHT, smaller(end, count), EIGHT):
+            put_lanes(row, k, value)
         c, group, end = end, group + 1, end + per_group
     return row
 
