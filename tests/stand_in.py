@@ -193,7 +193,7 @@ def torch_on_gpu(monkeypatch: Any, seen: Seen) -> Any:
 
     ours = frameworks.of_torch()
     monkeypatch.setattr(ours, "_plain", (*ours._plain, OnGpu))
-    monkeypatch.setitem(frameworks.BY_TYPE, OnGpu, ours)
+    monkeypatch.setattr(frameworks, "COUNTED", {*frameworks.COUNTED, OnGpu})
 
     def empty_on(self: Any, spec: Any, device: str, like: Any) -> Any:
         seen.made.append(device)

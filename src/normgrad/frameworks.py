@@ -75,9 +75,6 @@ class Framework(ABC):
         """Convert a new tensor to what the caller gets; ``like`` is one of the caller's."""
         return value
 
-    def wrote(self, value: Any) -> None:  # noqa: B027 - most frameworks keep no count
-        """Tell the framework that this tensor of the caller was written to."""
-
 
 def address_of(new: Any) -> int:
     """The address of a new tensor that a framework's method made."""
@@ -155,7 +152,7 @@ class Torch(Framework):
         self._cpu = torch.device("cpu")
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._increment = torch.autograd.graph.increment_version
-        BY_TYPE.update(dict.fromkeys(self._plain, self))
+        COUNTED.update(self._plain)
         native.find_torch(torch)
 
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
@@ -279,13 +276,18 @@ class Torch(Framework):
             )
         return new
 
-    def wrote(self, value: Any) -> None:
-        # Autograd compares version numbers to find out that a tensor it saved was overwritten.
+    def wrote(self, values: list[Any]) -> None:
+        """Count that these plain tensors were written to.
+
+        Autograd compares the counts to find out that a tensor it saved was overwritten.
+        """
         try:
-            self._increment(value)
+            self._increment(values)
         except RuntimeError:
-            if not value.is_inference():  # a tensor made in inference mode has no version
-                raise
+            # The tensors after one that was made in inference mode, which has no count, remain.
+            for value in values:
+                if not value.is_inference():
+                    self._increment(value)
 
 
 class DLPack(Framework):
@@ -334,11 +336,10 @@ class DLPack(Framework):
         return dlpack.give_back(value, like)
 
 
-#: The framework of each type of plain tensors; subclasses are not in it.
-BY_TYPE: dict[type, Framework] = {}
+#: The types of plain tensors whose writes are counted: PyTorch's, but for subclasses.
+COUNTED: set[type] = set()
 
 _numpy = NumPy()
-BY_TYPE[np.ndarray] = _numpy
 _dlpack = DLPack()
 
 
@@ -367,8 +368,7 @@ def of_torch() -> Torch:
 
 
 def written(values: Iterable[Any]) -> None:
-    """Tell the frameworks of those values that are plain tensors that they were written to."""
-    for value in values:
-        framework = BY_TYPE.get(type(value))
-        if framework is not None:
-            framework.wrote(value)
+    """Tell PyTorch of those values that are plain tensors of its own that they were written to."""
+    tensors = [value for value in values if type(value) in COUNTED]
+    if tensors:
+        of_torch().wrote(tensors)

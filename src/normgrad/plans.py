@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, native, views
 from .arguments import Arguments, out_entries, out_tuple
@@ -74,6 +74,7 @@ class Plan:
         self.device = device
         self._operator = operator
         self._names = operator.names
+        self._known = frozenset(operator.names)
         self._expected = tuple(map(specs.get, self._names))
         self._wanted = operator.outputs(options)
         self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
@@ -176,17 +177,21 @@ class Plan:
             TypeError: too many tensors, an unknown name, or one tensor passed twice.
         """
         names = self._names
+        values = {**dict(zip(names, tensors, strict=False)), **named} if tensors else named
+        if len(values) < len(tensors) + len(named) or not values.keys() <= self._known:
+            self._refuse(tensors, named)
+        return tuple(map(values.get, names))
+
+    def _refuse(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> NoReturn:
+        """Raise the TypeError of :meth:`_in_order`."""
+        names, allowed = self._names, ", ".join(self._names)
         if len(tensors) > len(names):
-            raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
-        values = dict(zip(names, tensors, strict=False))
-        for name, value in named.items():
+            raise TypeError(f"run: {len(tensors)} tensors; allowed: {allowed}")
+        for name in named:
             if name not in names:
-                allowed = ", ".join(names)
                 raise TypeError(f"{name}: no tensor of {self.name}; allowed: {allowed}")
-            if name in values:
-                raise TypeError(f"{name}: given twice, by position and by name")
-            values[name] = value
-        return tuple([values.get(name) for name in names])
+        name = next(name for name in names[: len(tensors)] if name in named)
+        raise TypeError(f"{name}: given twice, by position and by name")
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
         """Store the signature of these tensors in the entry table, if opening converted none.
@@ -265,9 +270,7 @@ class Plan:
                 self._runner = self._backend.runner(self._program, inputs, outputs)
             self._runner.run(addresses)
 
-        for value in arguments.tensors[len(inputs) :]:
-            if value is not None:
-                framework.wrote(value)
+        frameworks.written(arguments.tensors[len(inputs) :])
         for index, new in made.items():
             results[index] = framework.result(new, like)
         self._learn(arguments, results)
