@@ -122,7 +122,7 @@ def moments_of_eight(operation, x, job, c, count, per):
         put(squares, i, 0.0)
     for i in range(count):
         keep_moments_about(operation, shift(x, i * apart), job, per, get(points, i), kept, i)
-    add_kept_totals(zero, kept, count, found, 0)
+    add_kept_totals(zero, kept, count, found, 0, 1)
     for i in range(count):
         channel, point, total = c + i * per, get(points, i), get(totals, i)
         mean = nearest(x, point + total * one)
@@ -133,20 +133,28 @@ def moments_of_eight(operation, x, job, c, count, per):
             put(totals, i, 0.0)
             put(squares, i, 0.0)
             keep_moments_about(operation, shift(x, i * apart), job, per, point, kept, 0)
-            add_kept_totals(zero, kept, 1, found, i)
+            add_kept_totals(zero, kept, 1, found, i, 1)
         total, square = moved(get(totals, i), get(squares, i), n, point - get(about, i))
         add_pair(sums[0], channel, (total, 0.0))
         add_pair(sums[1], channel, (square, 0.0))
 
 
 @helper
+def channels_of_row(job, c, end):
+    """How many of channels c to end are one row: a whole group's if they are adjacent, else one.
+
+    The sums of such a row go to the first of its channels.
+    """
+    per = get(job, B.J_PER_GROUP)
+    adjacent = get(job, B.J_ROWS) == 1 and get(job, B.J_CHANNEL_STEPS + 1) == get(job, B.J_RUN)
+    return per if adjacent and c % per == 0 and end % per == 0 else 1
+
+
+@helper
 def moments_about_points(operation, x, job, c, end):
     """Add the moments of the rows of channels c to end, which start at x, in float32."""
     inlined()
-    apart, per_group = get(job, B.J_CHANNEL_STEPS + 1), get(job, B.J_PER_GROUP)
-    adjacent = get(job, B.J_ROWS) == 1 and apart == get(job, B.J_RUN)
-    # A group's adjacent channels are one row; the sums go to the first of these channels.
-    per = per_group if adjacent and c % per_group == 0 and end % per_group == 0 else 1
+    apart, per = get(job, B.J_CHANNEL_STEPS + 1), channels_of_row(job, c, end)
     for first in range(c, end, EIGHT * per):
         count = smaller(EIGHT, (end - first) // per)
         moments_of_eight(operation, shift(x, (first - c) * apart), job, first, count, per)
@@ -199,20 +207,21 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
 
 
 @helper
-def exact_moments_of_eight(x, job, channels, first):
-    """Add the moments of channels whose rows are one chain together, eight channels at a time."""
+def exact_moments_of_eight(x, job, c, end, per):
+    """Add the moments of groups of ``per`` channels whose rows are one chain, eight at a time."""
     not_inlined()
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
-    step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
-    rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
-    sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
-    for start in range(0, channels, EIGHT):
-        n = smaller(EIGHT, channels - start)
+    step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
+    rows, run, sums = get(job, B.J_ROWS), per * get(job, B.J_RUN), sums_of(job)
+    means, here = shift(doubles_at(get(job, B.J_MEAN)), c // per), x
+    while c < end:
+        n = smaller(EIGHT, (end - c) // per)
         for i in range(n):
-            here, mean = shift(x, (start + i) * apart), get(means, first + start + i)
-            moments = exact_moments_of_block(zero, here, step, rows, run, mean)
+            moments = exact_moments_of_block(zero, here, step, rows, run, get(means, i))
             keep_moments(zero, kept, i, moments)
-        add_kept_totals(zero, kept, n, sums, first + start)
+            here = shift(here, apart)
+        add_kept_totals(zero, kept, n, sums, c, per)
+        means, c = shift(means, n), c + n * per
 
 
 @by_types
@@ -230,8 +239,9 @@ def exact_moments(x, job, c, end):
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run, per_group = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_PER_GROUP)
-    if per_group == 1 and is_one_chain(zero_lanes(x, x), rows, run):
-        exact_moments_of_eight(x, job, end - c, c)
+    per = channels_of_row(job, c, end)
+    if per == per_group and is_one_chain(zero_lanes(x, x), rows, per * run):
+        exact_moments_of_eight(x, job, c, end, per)
         return
     row = x
     while c < end:

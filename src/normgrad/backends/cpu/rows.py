@@ -194,7 +194,7 @@ def sums_of_short_rows(operation, dy, x, dx, job):
             keep_short_row(operation, here, run, terms, kept, i)
             here = further(here, apart, 1)
             group, left = next_group(group, left, per_group)
-        add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start)
+        add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start, 1)
 
 
 @helper
@@ -225,4 +225,4 @@ def sums(operation, dy, x, dx, job):
                 keep_totals(kept, i, totals, sums, channel)
             group, left = next_group(group, left, per_group)
         if rows * run >= LANES:
-            add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start)
+            add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start, 1)

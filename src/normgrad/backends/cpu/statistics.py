@@ -94,7 +94,11 @@ def means_of_groups(sums, groups, per_group, m, means):
         total = get_pair(sums, g * per_group)
         if per_group != 1:  # otherwise the loop can be vectorised
             for c in range(g * per_group + 1, (g + 1) * per_group):
-                total = plus(total, get_pair(sums, c))
+                term = get_pair(sums, c)
+                # If a group's channels were one row, only the first has sums; and additions wait
+                # for each other.
+                if (term[0] != 0.0) | (term[1] != 0.0):
+                    total = plus(total, term)
         put_pair(means, g, over(total, m))
 
 

@@ -107,18 +107,19 @@ def keep_totals(kept, i, totals, sums, c):
 
 
 @by_types
-def add_kept_totals(zero, kept, n, sums, first):
-    """Add the kept sums of n channels to these channels' sums, from ``first`` on."""
+def add_kept_totals(zero, kept, n, sums, first, apart):
+    """Add the kept sums of n channels to the sums of every ``apart``-th channel from ``first``."""
     if _is_double(zero):
-        return lambda zero, kept, n, sums, first: None
+        return lambda zero, kept, n, sums, first, apart: None
 
-    def plain(zero, kept, n, sums, first):
+    def plain(zero, kept, n, sums, first, apart):
         some = double_buffer(LANES)
         put_lanes(some, 0, sums_of_eight(kept[0]))
         put_lanes(shift(some, EIGHT), 0, sums_of_eight(kept[1]))
         for i in range(n):
-            put(sums[0][0], first + i, get(sums[0][0], first + i) + get(some, i))
-            put(sums[1][0], first + i, get(sums[1][0], first + i) + get(some, EIGHT + i))
+            c = first + i * apart
+            put(sums[0][0], c, get(sums[0][0], c) + get(some, i))
+            put(sums[1][0], c, get(sums[1][0], c) + get(some, EIGHT + i))
 
     return plain
 
