@@ -29,7 +29,7 @@ from .vectors import (
     counts,
     held,
     offset_along,
-    read,
+    read_elements,
     read_row,
     total_count,
     write_row,
@@ -70,9 +70,10 @@ def prepare(block, s, bank, c0, c1):
         if get(block, B.VECTORS_OUTER) != 0:
             steps = shift(block, B.OUTER_STRIDES + B.OUTER_MAX)
             element += offset_along(block, B.OUTER_RANK, steps, s * get(block, B.POSITIONS))
-        step = per_group * get(block, B.CHANNEL_STRIDES + 1)
+        step, code = per_group * get(block, B.CHANNEL_STRIDES + 1), get(block, B.X_CODE)
+        read_elements(block, get(block, B.X), code, element + first * step, step, n, mean[0])
         for g in range(n):
-            value = read(get(block, B.X), get(block, B.X_CODE), element + (first + g) * step)
+            value = get(mean[0], g)
             put(mean[0], g, value if isfinite(value) else 0.0)
 
 

@@ -130,10 +130,29 @@ def place_of(block, slot, s, first):
 
 
 @helper
-def read_adjacent(source, count, row):
-    """Read adjacent elements, in a loop that can be vectorised."""
-    for c in range(count):
-        store(row, c, canonical(double(load(source, c))))
+def read_every(source, stride, count, row):
+    """Read every ``stride``-th element; adjacent ones in a loop that can be vectorised."""
+    if stride == 1:
+        for c in range(count):
+            store(row, c, canonical(double(load(source, c))))
+    else:
+        for c in range(count):
+            store(row, c, canonical(double(load(source, c * stride))))
+
+
+@helper
+def read_elements(block, address, code, at, stride, count, row):
+    """Read elements of the dtype with this code, from ``at`` on, as numbers of the arithmetic."""
+    not_inlined()
+    if code == 0:
+        read_every(shift(singles_at(address), at), stride, count, row)
+    elif code == 2:
+        read_every(shift(float16s_at(address), at), stride, count, row)
+    elif code == 3:
+        read_every(shift(bfloat16s_at(address), at), stride, count, row)
+    else:
+        for c in range(count):
+            put(row, c, canonical(held(block, read(address, code, at + c * stride))))
 
 
 @helper
@@ -148,15 +167,7 @@ def read_row(block, slot, s, first, count, otherwise, row):
         fill(row, count, otherwise)
         return
     at, stride, code = place_of(block, slot, s, first)
-    if stride == 1 and code == 0:
-        read_adjacent(shift(singles_at(address), at), count, row)
-    elif stride == 1 and code == 2:
-        read_adjacent(shift(float16s_at(address), at), count, row)
-    elif stride == 1 and code == 3:
-        read_adjacent(shift(bfloat16s_at(address), at), count, row)
-    else:
-        for c in range(count):
-            put(row, c, canonical(held(block, read(address, code, at + c * stride))))
+    read_elements(block, address, code, at, stride, count, row)
 
 
 @helper
