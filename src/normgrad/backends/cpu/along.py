@@ -35,6 +35,8 @@ from .lanes import (
     LANES,
     as_loaded,
     double_lanes,
+    in_sequence,
+    load_lanes,
     put_lanes,
     splat,
     splat_like,
@@ -185,17 +187,39 @@ def add_rows(arguments, c, part):
     fold_lanes(zero, sums[1], c, a[1] + b[1])
 
 
+@by_types
+def load_chain(tensor, chain, c, part):
+    """A part of a chain of sums, in lanes ordered as the tensor's.
+
+    Whole lanes are kept as they are, the last elements of a row in sequence.
+    """
+    if isinstance(part, types.Integer):
+        return lambda tensor, chain, c, part: as_loaded(tensor, load_part(chain, c, part))
+    return lambda tensor, chain, c, part: load_lanes(chain, c)
+
+
+@by_types
+def store_chain(tensor, chain, c, lanes, part):
+    """The reverse of ``load_chain``."""
+    if isinstance(part, types.Integer):
+        return lambda tensor, chain, c, lanes, part: store_part(
+            chain, c, in_sequence(tensor, lanes), part, False
+        )
+    return lambda tensor, chain, c, lanes, part: put_lanes(chain, c, lanes)
+
+
 @passed
 def add_row(arguments, c, part):
     """Add a part of row r to a chain of sums in the nearest caches, and write its dx if asked."""
     inlined()
     tensors, r, weights, numbers, chain, writes, streaming = arguments
+    dy = tensors[0]
     fetch_later(tensors, LATER, c)
-    weight, of_row = as_loaded(tensors[0], load_part(weights, c, part)), numbers_of(numbers, r)
-    sums = load_part(chain[0], c, part), load_part(chain[1], c, part)
+    weight, of_row = as_loaded(dy, load_part(weights, c, part)), numbers_of(numbers, r)
+    sums = load_chain(dy, chain[0], c, part), load_chain(dy, chain[1], c, part)
     sums = add_and_write(tensors, c, weight, of_row, sums, part, writes, streaming)
-    store_part(chain[0], c, sums[0], part, False)
-    store_part(chain[1], c, sums[1], part, False)
+    store_chain(dy, chain[0], c, sums[0], part)
+    store_chain(dy, chain[1], c, sums[1], part)
 
 
 @passed
@@ -355,11 +379,13 @@ def sum_row(operation, tensors, run, mean, weight, sums):
 
 
 @helper
-def fold_two(total, a, b, c, part):
+def fold_two(tensor, total, a, b, c, part):
     """Add a part of two chains to sums in float64, and set the chains to zero."""
     inlined()
-    lanes, zero = load_part(a, c, part) + load_part(b, c, part), zero_lanes(a, b)
-    store_part(total, c, load_part(total, c, part) + double_lanes(lanes), part, False)
+    lanes = load_chain(tensor, a, c, part) + load_chain(tensor, b, c, part)
+    doubles = double_lanes(in_sequence(tensor, lanes))
+    store_part(total, c, load_part(total, c, part) + doubles, part, False)
+    zero = zero_lanes(a, b)
     store_part(a, c, zero, part, False)
     store_part(b, c, zero, part, False)
 
@@ -367,9 +393,9 @@ def fold_two(total, a, b, c, part):
 @passed
 def fold_part(arguments, c, part):
     """Add a part of two chains of two sums to the sums in float64, and set the chains to zero."""
-    sums, chains = arguments
-    fold_two(sums[0][0], chains[0][0], chains[1][0], c, part)
-    fold_two(sums[1][0], chains[0][1], chains[1][1], c, part)
+    tensor, sums, chains = arguments
+    fold_two(tensor, sums[0][0], chains[0][0], chains[1][0], c, part)
+    fold_two(tensor, sums[1][0], chains[0][1], chains[1][1], c, part)
 
 
 @helper
@@ -415,7 +441,7 @@ def one_by_one(operation, dy, x, dx, job, writes):
             chain = chains[0] if i % 2 == 0 else chains[1]
             over_row(add_row, (here, r, weights, numbers, chain, writes, streaming), run)
             if (i + 1) % ROWS == 0 or i + 1 == count:
-                over_row(fold_part, (sums_of(job), chains), run)
+                over_row(fold_part, (dy, sums_of(job), chains), run)
         else:
             over_row(write_rows, (here, steps, 1, weights, numbers, streaming, (0, 0)), run)
         here = further(here, steps, 1)
@@ -423,12 +449,17 @@ def one_by_one(operation, dy, x, dx, job, writes):
 
 @by_types
 def of_some_rows(operation, dy, x, dx, job, writes):
-    """The gradients of some rows. Rows of half types are short."""
+    """The gradients of some rows; short rows of half types have no chains (``keeps_chains``)."""
 
-    def short(operation, dy, x, dx, job, writes):
-        short_rows(operation, dy, x, dx, job, writes)
+    def halves(operation, dy, x, dx, job, writes):
+        if get(job, B.J_RUN) <= SHORT:
+            short_rows(operation, dy, x, dx, job, writes)
+        elif writes:
+            one_by_one(operation, dy, x, dx, job, True)
+        else:
+            one_by_one(operation, dy, x, dx, job, None)
 
-    def of_any_length(operation, dy, x, dx, job, writes):
+    def singles(operation, dy, x, dx, job, writes):
         if not writes:
             one_by_one(operation, dy, x, dx, job, None)
         elif get(job, B.J_RUN) <= SHORT:
@@ -436,7 +467,7 @@ def of_some_rows(operation, dy, x, dx, job, writes):
         else:
             one_by_one(operation, dy, x, dx, job, True)
 
-    return of_any_length if dy.dtype == types.float32 else short
+    return halves if isinstance(dy.dtype, HalfStorage) else singles
 
 
 @helper

@@ -62,8 +62,9 @@ ROWS_OF_TASK = 128
 #: The least rows at a time, however long, if parameters' gradients are summed: their sums, in
 #: float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
-#: The bytes of a row of half types from which the parameters' sums are a step of their own.
-ROW_APART = 1 << 14
+#: The elements of a row from which the parameters' sums are a step of their own: beside longer rows
+#: these sums, with their chains, do not stay in the L2 cache.
+ROW_APART = 1 << 15
 
 
 class Tiling(NamedTuple):
@@ -280,18 +281,20 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     return found._replace(parts=ceil_div(positions, size), part_size=size)
 
 
+def _is_one_float(access: Access) -> bool:
+    """Whether rows are whole, are read where they are, and are added in float32."""
+    return access.positions == 1 and not any(access.moved) and access.dtype != dtypes.float64
+
+
 def walks_once(access: Access) -> bool:
     """Whether one walk down rows computes everything: a row's sums, its dx, the parameters' sums.
 
-    Rows are in the L1 or L2 cache when they are read again. Longer rows of half types are excluded:
-    for each of their bytes, the parameters' sums would need more room than these caches have.
+    Rows, and the parameters' sums, are in the L1 or L2 cache when they are read again.
     """
     problem = access.problem
-    short = access.dtype.is_half and access.run <= SHORT
-    one = access.along and access.positions == 1 and not any(access.moved)
     found = problem.missing_mean or problem.missing_invstd
-    wanted = not (problem.forward or found)
-    return one and wanted and (short or access.dtype == dtypes.float32)
+    wanted = access.along and not (problem.forward or found)
+    return wanted and _is_one_float(access) and access.run < ROW_APART
 
 
 def keeps_chains(access: Access) -> bool:
@@ -299,26 +302,24 @@ def keeps_chains(access: Access) -> bool:
 
     A chain is a float32 accumulator, which is added to the float64 sums after some rows.
     """
-    return walks_once(access) and access.dtype == dtypes.float32
+    return walks_once(access) and (access.dtype == dtypes.float32 or access.run > SHORT)
 
 
 def walks_forward(access: Access) -> bool:
     """Whether one walk down rows does a forward pass: a row's moments and its y."""
     problem = access.problem
-    one = access.along and access.positions == 1 and not any(access.moved)
     found = problem.missing_invstd and problem.missing_mean == problem.centred
-    wanted = problem.result is not None and access.dtype != dtypes.float64
-    return one and found and wanted
+    wanted = access.along and problem.result is not None
+    return wanted and found and _is_one_float(access)
 
 
 def sums_apart(access: Access) -> bool:
-    """Whether the parameters' sums over rows of half types are a step of their own.
+    """Whether the parameters' sums over long rows are a step of their own.
 
     That step sums all rows, a part of their elements at a time. The step that writes dx then
     processes one row at a time, which stays in cache, however long it is.
     """
-    one = access.positions == 1 and not any(access.moved)
-    return access.dtype.is_half and one and access.run * read_bytes(access.problem) >= ROW_APART
+    return _is_one_float(access) and access.run >= ROW_APART
 
 
 def of_columns(access: Access, tiles: Tiling) -> Tiling:
