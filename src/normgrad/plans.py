@@ -74,7 +74,6 @@ class Plan:
         self.device = device
         self._operator = operator
         self._names = operator.names
-        self._known = frozenset(operator.names)
         self._expected = tuple(map(specs.get, self._names))
         self._wanted = operator.outputs(options)
         self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
@@ -178,7 +177,7 @@ class Plan:
         """
         names = self._names
         values = {**dict(zip(names, tensors, strict=False)), **named} if tensors else named
-        if len(values) < len(tensors) + len(named) or not values.keys() <= self._known:
+        if len(values) < len(tensors) + len(named) or not values.keys() <= {*names}:
             self._refuse(tensors, named)
         return tuple(map(values.get, names))
 
