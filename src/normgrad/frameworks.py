@@ -284,7 +284,8 @@ class Torch(Framework):
         try:
             self._increment(values)
         except RuntimeError:
-            # The tensors after one that was made in inference mode, which has no count, remain.
+            # It stopped at a tensor that was made in inference mode, which has no count. To count
+            # those before it twice does no harm.
             for value in values:
                 if not value.is_inference():
                     self._increment(value)

@@ -400,7 +400,7 @@ def fold_part(arguments, c, part):
 
 @helper
 def chains_of(job, dy, x):
-    """The two chains of a task's two sums, which float32 has in the place of errors."""
+    """The two chains of a task's two sums, which float32 arithmetic has in the place of errors."""
     run = get(job, B.J_RUN)
     first = reals_at(get(job, B.J_SUMS + 1), dy, x)
     second = reals_at(get(job, B.J_SUMS + 3), dy, x)
@@ -449,7 +449,10 @@ def one_by_one(operation, dy, x, dx, job, writes):
 
 @by_types
 def of_some_rows(operation, dy, x, dx, job, writes):
-    """The gradients of some rows; short rows of half types have no chains (``keeps_chains``)."""
+    """The gradients of some rows.
+
+    Without dx, short rows of float32 go one by one, with chains, which those of half types lack.
+    """
 
     def halves(operation, dy, x, dx, job, writes):
         if get(job, B.J_RUN) <= SHORT:

@@ -140,14 +140,19 @@ def moments_of_eight(operation, x, job, c, count, per):
 
 
 @helper
-def channels_of_row(job, c, end):
-    """How many of channels c to end are one row: a whole group's if they are adjacent, else one.
+def are_adjacent(job):
+    """Whether the channels of a group follow each other in memory, and are taken as one row.
 
     The sums of such a row go to the first of its channels.
     """
+    return get(job, B.J_ROWS) == 1 and get(job, B.J_CHANNEL_STEPS + 1) == get(job, B.J_RUN)
+
+
+@helper
+def channels_of_row(job, c, end):
+    """How many channels make one row: a group's, if c to end are whole groups of adjacent ones."""
     per = get(job, B.J_PER_GROUP)
-    adjacent = get(job, B.J_ROWS) == 1 and get(job, B.J_CHANNEL_STEPS + 1) == get(job, B.J_RUN)
-    return per if adjacent and c % per == 0 and end % per == 0 else 1
+    return per if are_adjacent(job) and c % per == 0 and end % per == 0 else 1
 
 
 @helper
@@ -208,7 +213,7 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
 
 @helper
 def exact_moments_of_eight(x, job, c, end, per):
-    """Add the moments of groups of ``per`` channels whose rows are one chain, eight at a time."""
+    """Add the moments of channels, or of groups of ``per``, of one chain each, eight at a time."""
     not_inlined()
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
     step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
@@ -245,8 +250,7 @@ def exact_moments(x, job, c, end):
         return
     row = x
     while c < end:
-        # A group's adjacent channels are one row; the sums go to the first of these channels.
-        n = smaller(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
+        n = smaller(per_group - c % per_group, end - c) if are_adjacent(job) else 1
         exact_moments_of_rows(row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
         c += n

@@ -96,8 +96,8 @@ def means_of_groups(sums, groups, per_group, m, means):
         if per_group != 1:  # otherwise the loop can be vectorised
             for c in range(g * per_group + 1, (g + 1) * per_group):
                 term = get_pair(sums, c)
-                # If a group's channels were one row, only the first has sums; and additions wait
-                # for each other.
+                # Zeros are skipped, since each addition waits for the one before: if a group's
+                # channels were one row, only the first has sums.
                 if (term[0] != 0.0) | (term[1] != 0.0):
                     total = plus(total, term)
         put_pair(means, g, over(total, m))

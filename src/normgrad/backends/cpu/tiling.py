@@ -62,9 +62,9 @@ ROWS_OF_TASK = 128
 #: The least rows at a time, however long, if parameters' gradients are summed: their sums, in
 #: float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
-#: The elements of a row from which the parameters' sums are a step of their own: beside longer rows
-#: these sums, with their chains, do not stay in the L2 cache.
-ROW_APART = 1 << 15
+#: The elements of a row from which the parameters' sums are a step of their own: so many sums, with
+#: their chains, do not fit the L2 cache beside the row.
+ROW_APART = 40_000
 
 
 class Tiling(NamedTuple):
@@ -281,7 +281,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     return found._replace(parts=ceil_div(positions, size), part_size=size)
 
 
-def _is_one_float(access: Access) -> bool:
+def _whole_in_float32(access: Access) -> bool:
     """Whether rows are whole, are read where they are, and are added in float32."""
     return access.positions == 1 and not any(access.moved) and access.dtype != dtypes.float64
 
@@ -294,7 +294,7 @@ def walks_once(access: Access) -> bool:
     problem = access.problem
     found = problem.missing_mean or problem.missing_invstd
     wanted = access.along and not (problem.forward or found)
-    return wanted and _is_one_float(access) and access.run < ROW_APART
+    return wanted and _whole_in_float32(access) and access.run < ROW_APART
 
 
 def keeps_chains(access: Access) -> bool:
@@ -310,7 +310,7 @@ def walks_forward(access: Access) -> bool:
     problem = access.problem
     found = problem.missing_invstd and problem.missing_mean == problem.centred
     wanted = access.along and problem.result is not None
-    return wanted and found and _is_one_float(access)
+    return wanted and found and _whole_in_float32(access)
 
 
 def sums_apart(access: Access) -> bool:
@@ -319,7 +319,7 @@ def sums_apart(access: Access) -> bool:
     That step sums all rows, a part of their elements at a time. The step that writes dx then
     processes one row at a time, which stays in cache, however long it is.
     """
-    return _is_one_float(access) and access.run >= ROW_APART
+    return _whole_in_float32(access) and access.run >= ROW_APART
 
 
 def of_columns(access: Access, tiles: Tiling) -> Tiling:

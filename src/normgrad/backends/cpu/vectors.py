@@ -32,7 +32,7 @@ from .pairs import get_pair, rounded
 
 #: The number of channels that are treated together, in arrays on the stack.
 SOME = 128
-#: The room for the numbers of so many groups' channels (see ``spread``).
+#: The size of the buffers that ``spread`` fills with SOME channels' numbers.
 SPREAD = SOME + EIGHT
 
 
@@ -85,7 +85,7 @@ def spread(numbers, first, count, per_group, row):
     """Give each channel its group's number; a copy is made only if groups have several channels.
 
     ``row`` has room for EIGHT numbers more than ``count``, since a group's numbers are written in
-    whole vectors. The next group's overwrite what is too much.
+    whole vectors. What one writes beyond its group, the next group's numbers overwrite.
     """
     not_inlined()
     if per_group == 1:
