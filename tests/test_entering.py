@@ -305,9 +305,73 @@ def test_results_that_share_memory():
         np.testing.assert_array_equal(odd, expected)
 
 
+@pytest.fixture
+def made_by_python():
+    """Python's functions make all tensors, as where PyTorch lacks the functions that do."""
+    ng.batch_norm_backward(X, X, training=True)  # a first call finds them
+    found, native.known[native.WRAP] = int(native.known[native.WRAP]), 0
+    assert found
+    yield
+    native.known[native.WRAP] = found
+
+
+RESULTS = [
+    (torch.float32, "contiguous"), (torch.bfloat16, "contiguous"), (torch.float16, "transposed"),
+    (torch.float64, "channels_last"), (torch.float32, "empty"), (torch.float32, "one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "layout"), RESULTS)
+def test_compiled_code_makes_results_as_python_does(dtype, layout, entered, request):
+    x = torch.arange(24.0).reshape(2, 3, 4, 1).to(dtype)
+    x = {
+        "contiguous": x,
+        "channels_last": x.to(memory_format=torch.channels_last),
+        "transposed": x.transpose(0, 2),
+        "empty": x[:, :, :0],
+        "one": x[:1, :, 1:2],
+    }[layout]
+
+    def results():
+        for _ in range(2):
+            found = flat(ng.batch_norm_backward(x, x, training=True))
+        assert entered[-1]
+        with torch.inference_mode():
+            found += flat(ng.batch_norm_backward(x, x, training=True))
+        return [
+            (
+                type(each), each.dtype, each.shape, each.stride(), each.device, each._version
+                if not each.is_inference() else None, each.is_inference(), each.requires_grad,
+                each.untyped_storage().nbytes(), each._use_count(), sys.getrefcount(each),
+                bytes(each.contiguous().view(torch.uint8).numpy()),
+            )
+            for each in found
+        ]  # fmt: skip
+
+    by_compiled_code = results()
+    request.getfixturevalue("made_by_python")
+    assert results() == by_compiled_code
+
+
+def test_a_mode_sees_results_that_are_made():
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+            seen.append(function)
+            return function(*arguments, **(keywords or {}))
+
+    seen = []
+    ng.batch_norm_backward(X, X, training=True)
+    with Watching():
+        ng.batch_norm_backward(X, X, training=True)
+    assert torch.ops.aten.empty_like.default in seen
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_copies_of_vectors(dtype):
+@pytest.mark.parametrize("maker", ["compiled code", "Python"])
+def test_copies_of_vectors(dtype, maker, request):
     ng.batch_norm_backward(X, X, training=True)  # a first call brings the compiled code
+    if maker == "Python":
+        request.getfixturevalue("made_by_python")
     vectors = torch.arange(5, dtype=dtype), torch.arange(4.0)[1:], torch.arange(1.0)
     before = [vector.clone() for vector in vectors]
     found = native.copies(vectors, torch.empty_like)
@@ -338,8 +402,7 @@ def test_what_compiled_code_does_not_copy(what):
     assert native.copies((torch.ones(3), value), torch.empty_like) is None
 
 
-def test_copies_that_cannot_be_made():
-    ng.batch_norm_backward(X, X, training=True)
+def test_copies_that_cannot_be_made(made_by_python):
 
     def fail(vector):
         raise MemoryError

@@ -30,23 +30,25 @@ from .workspaces import model
 # and its argument.
 # The device, as in DLPack, and the bytes and alignment of the workspace; the number of inputs, and
 # whether one of dy and x is read as both. For the alias check, the addresses of madvise(2) and
-# msync(2), or 0, and the size of a page. LENGTH counts the WORDS used.
+# msync(2), or 0, and the size of a page. LENGTH counts the WORDS used, of which those of results
+# start at RESULTS.
 (
     DRIVE, STEPS, STEP_COUNT, ALIGNED, CURRENT_DEVICE, STREAM_OF, ORDINAL, HOOKED,
     TEMPLATE, PARALLEL,
     RUN, FUNCTION, MAKER, MODEL,
     DEVICE, WORKSPACE_SIZE, ALIGNMENT, INPUTS, READS_DY, READS_X,
-    MADVISE, MSYNC, PAGE, LENGTH,
+    MADVISE, MSYNC, PAGE, LENGTH, RESULTS,
     SLOTS,
-) = range(25)  # fmt: skip
+) = range(26)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
-# model for each new result, and PROBED the addresses of the caller's outputs and workspaces that
-# earlier calls found writable: SEATS addresses for each result and for the workspace, since layers
-# of one shape share a plan. WORDS is the signature of all tensors. ALIASES has the fields of the
-# alias check for each address.
+# model for each new result, MADE whether compiled code may make it by itself, and PROBED the
+# addresses of the caller's outputs and workspaces that earlier calls found writable: SEATS
+# addresses for each result and for the workspace, since layers of one shape share a plan. WORDS is
+# the signature of all tensors. ALIASES has the fields of the alias check for each address.
 ENTRIES_MAX, WORDS_MAX, SEATS = 16, 320, 16
 LIKES = SLOTS + ENTRIES_MAX
-PROBED = LIKES + ENTRIES_MAX
+MADE = LIKES + ENTRIES_MAX
+PROBED = MADE + ENTRIES_MAX
 WORDS = PROBED + SEATS * (ENTRIES_MAX + 1)
 ALIASES = WORDS + WORDS_MAX
 # The fields of the alias check: the offsets of a tensor's first byte and of one past the last from
@@ -120,27 +122,29 @@ class Entry:
         self,
         tensors: tuple[Any, ...],
         results: tuple[Any, ...],
-        makers: Sequence[tuple[Callable[[Any], Any] | None, int]],
+        makers: Sequence[tuple[Callable[[Any], Any] | None, int, bool]],
     ) -> native.Ready | None:
         """Store the signature of these tensors, which compiled code then accepts.
 
         Args:
             tensors, results: the operator's tensors and results, with None for absent ones.
-            makers: for each result a function that makes it, or None if the result is absent, and
-                the index of the tensor that the function takes as its argument.
+            makers: for each result a function that makes it, or None if the result is absent; the
+                index of the tensor that the function takes as its argument; and whether compiled
+                code may make the result by itself.
 
         Returns:
             The plan in the form that later calls use; None if compiled code cannot read the
             tensors.
         """
-        key = native.answer(None, tensors, results, ())
-        if key is None:
+        key, of_inputs = (native.answer(None, tensors, out, ()) for out in (results, ()))
+        if key is None or of_inputs is None:
             return None
         words = np.frombuffer(key, np.int64)
         self.table[WORDS : WORDS + len(words)] = words
-        self.table[LENGTH] = len(words)
-        made, likes = zip(*makers, strict=True)
+        self.table[LENGTH], self.table[RESULTS] = len(words), len(of_inputs) // words.itemsize
+        made, likes, plain = zip(*makers, strict=True)
         self.table[LIKES : LIKES + len(likes)] = likes
+        self.table[MADE : MADE + len(plain)] = plain
         return self.table.ctypes.data, made, [None] * (SEATS * (len(made) + 1)), self
 
 

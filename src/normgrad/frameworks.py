@@ -63,6 +63,10 @@ class Framework(ABC):
         """
         return lambda like: self.new(spec, device, like)
 
+    def is_plain(self, spec: TensorSpec, device: str) -> bool:
+        """Whether compiled code may make such tensors by itself."""
+        return False
+
     def new(self, spec: TensorSpec, device: str, like: Any) -> Any:
         """A new tensor on a device, where ``like``, one of the caller's tensors, is too."""
         return self.empty(spec) if device == devices.CPU else self.empty_on(spec, device, like)
@@ -84,6 +88,11 @@ def address_of(new: Any) -> int:
 def _has_gaps(spec: TensorSpec) -> bool:
     """Whether a tensor's elements have gaps between them, which no framework's copy would have."""
     return layout.dense_like(spec.shape, spec.strides) != spec.strides
+
+
+def _is_special(spec: TensorSpec, device: str) -> bool:
+    """Whether PyTorch does not make such a tensor alone: one of huge pages, or with gaps."""
+    return (spec.nbytes >= pages.HUGE and device == devices.CPU) or _has_gaps(spec)
 
 
 class NumPy(Framework):
@@ -227,8 +236,11 @@ class Torch(Framework):
             pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
 
+    def is_plain(self, spec: TensorSpec, device: str) -> bool:
+        return device == devices.CPU and not _is_special(spec, device)
+
     def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
-        if (spec.nbytes >= pages.HUGE and device == devices.CPU) or _has_gaps(spec):
+        if _is_special(spec, device):
             return super().maker(spec, alike, device)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The table of addresses and offsets with which compiled code reads tensors' Python objects.
+"""The table of addresses and offsets with which compiled code reads and makes tensors' objects.
 
 The addresses are valid in this process only. The field of a type is 0, which is not an address, if
 PyTorch lacks the functions that read its tensors, or if Python's objects do not have the usual
@@ -26,9 +26,9 @@ MAX_RANK = 8
     NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
-    PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES,
+    PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
     DTYPES,
-) = range(27)  # fmt: skip
+) = range(33)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -68,6 +68,14 @@ _FUNCTIONS = {
     DATA: "aoti_torch_get_data_ptr",
     SIZES: "aoti_torch_get_sizes",
     STRIDES: "aoti_torch_get_strides",
+    NEW: "aoti_torch_empty_strided",
+    DROP: "aoti_torch_delete_tensor_object",
+}
+#: PyTorch's C++ functions that make a tensor's Python object from its handle, and that say whether
+#: this thread includes a dispatch key. Where one is missing, Python's functions make all results.
+_CPP_FUNCTIONS = {
+    WRAP: "_Z16THPVariable_WrapRKN2at10TensorBaseE",
+    INCLUDES: "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 }
 
 #: The dtypes whose plain tensors are read through these functions.
@@ -117,6 +125,11 @@ def find_torch(torch: Any) -> None:
             known[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         known[IMPLEMENTATION], known[KEYS], known[NEGATES], known[PLAIN] = _layout(torch)
         known[READ_TENSOR] = read
+        keys = torch._C.DispatchKey
+        known[MODES], known[TRANSFORMS] = int(keys.Python), int(keys.FuncTorchDynamicLayerFrontMode)
+        for field, name in _CPP_FUNCTIONS.items():
+            function: Any = getattr(library, name, None)
+            known[field] = ctypes.cast(function, ctypes.c_void_p).value or 0
         for dtype in _DTYPES:
             number, word = _numbers(torch.zeros((), dtype=getattr(torch, dtype)))
             known[DTYPES + number] = word

@@ -200,15 +200,16 @@ class Plan:
         both = zip(arguments.values, arguments.tensors, strict=True)
         if self._runner is None or any(value is not plain for value, plain in both):
             return
-        makers: list[tuple[Callable[[Any], Any] | None, int]] = []
+        makers: list[tuple[Callable[[Any], Any] | None, int, bool]] = []
         for place in self._outputs:
             if place is None:
-                makers.append((None, 0))
+                makers.append((None, 0, False))
                 continue
             spec = place.spec
             alike = spec in self._expected
             made = arguments.framework.maker(spec, alike, self.device)
-            makers.append((made, self._expected.index(spec) if alike else 0))
+            plain = arguments.framework.is_plain(spec, self.device)
+            makers.append((made, self._expected.index(spec) if alike else 0, plain))
         tensors = arguments.values[: len(self._names)]
         self.ready = self._runner.learn(tensors, tuple(results), makers)
         self._enter = self._runner.enter

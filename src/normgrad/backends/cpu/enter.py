@@ -273,15 +273,19 @@ def results_of(plan, known, makers, tensors, out):
     results, argument = py.new_tuple((word(makers, py.LENGTH),)), int_buffer(1)
     if results == 0:
         return 0
+    direct, words = py.makes_tensors(known), plan + 8 * (E.WORDS + word(plan, E.RESULTS))
     for index in range(word(makers, py.LENGTH)):
-        maker = py.entry(known, makers, index)
+        maker, value = py.entry(known, makers, index), plain(0)
         if is_brought(known, out, index):
             value = py.entry(known, out, index)
             py.retain((value,))
         elif maker == word(known, native.NONE):
             value = maker
             py.retain((value,))
-        else:
+        elif direct and word(plan, E.MADE + index) != 0:
+            value = py.new_tensor(known, words)
+        words += 8 * py.length_of(words)
+        if value == 0:
             put(argument, 0, py.entry(known, tensors, word(plan, E.LIKES + index)))
             value = py.call_object((maker, argument, 1, 0))
             if value == 0:

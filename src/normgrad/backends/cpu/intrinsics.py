@@ -241,6 +241,15 @@ def call(emit: Emitter, function: Any, arguments: Any) -> Any:
     return builder.sext(result, I64)
 
 
+@instruction(lambda function, arguments: types.int64(types.int64, arguments))
+def call_for_pointer(emit: Emitter, function: Any, arguments: Any) -> Any:
+    """As ``call``, for a C function that returns a pointer."""
+    builder = emit.builder
+    given = _as_words(builder, arguments)
+    kind = ir.FunctionType(I64, [I64] * len(given))
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), given)
+
+
 def external(name: str, returns: types.Type = types.int64) -> Any:
     """A function of Python's C API for kernels, by its name. It takes a tuple of integers and
     pointers, and returns an integer, a pointer as an integer, or nothing useful."""

@@ -1,10 +1,10 @@
-"""Reading tensors from their Python objects in compiled code.
+"""Reading tensors from their Python objects, and making new ones, in compiled code.
 
 NumPy's arrays are read through their C structure. PyTorch's plain tensors on the CPU are read
-through the C functions that it offers to compiled models, its other tensors through DLPack's C
-exchange API. ``known`` is the address of the table of :mod:`normgrad.native`, which has this
-process's types and functions. The GIL is held, references are borrowed from the caller, and
-failures leave no Python exception set.
+through the C functions that it offers to compiled models, which make new ones too, and its other
+tensors through DLPack's C exchange API. ``known`` is the address of the table of
+:mod:`normgrad.native`, which has this process's types and functions. The GIL is held, references
+are borrowed from the caller, and failures leave no Python exception set.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .helpers import helper
 from .intrinsics import (
     address_of,
     call,
+    call_for_pointer,
     external,
     get,
     int32s_at,
@@ -168,6 +169,12 @@ def describe(known, value, words, at, found):
 
 
 @helper
+def length_of(words):
+    """The number of words of the signature of a tensor or None at an address."""
+    return 1 if word(words, 0) == 0 else SIZES + 2 * word(words, RANK)
+
+
+@helper
 def holds_all(known, value, words, at, size):
     """Whether a tensor's storage holds all elements of its signature, with the tensor's values.
 
@@ -196,6 +203,38 @@ def holds_all(known, value, words, at, size):
 
 
 @helper
+def makes_tensors(known):
+    """Whether compiled code may make new tensors, since no mode or transform must see them."""
+    includes = word(known, native.INCLUDES)
+    return (
+        word(known, native.WRAP) != 0
+        and includes != 0
+        and call(includes, (word(known, native.MODES),)) & 0xFF == 0
+        and call(includes, (word(known, native.TRANSFORMS),)) & 0xFF == 0
+    )
+
+
+@helper
+def new_tensor(known, words):
+    """A new PyTorch tensor on the CPU with the signature at an address; 0 if it cannot be made."""
+    not_inlined()
+    handle, rank, number = int_buffer(1), word(words, RANK), plain(0)
+    dtype, sizes = word(words, DTYPE) & ~0xFFFFFFFF, words + 8 * SIZES
+    while number < native.DTYPE_NUMBERS and word(known, native.DTYPES + number) != dtype:
+        number += 1
+    new, strides = word(known, native.NEW), sizes + 8 * rank
+    if number == native.DTYPE_NUMBERS or (
+        call(new, (rank, sizes, strides, number, 0, 0, handle)) != 0
+    ):
+        return 0
+    made = call_for_pointer(word(known, native.WRAP), (get(handle, 0),))
+    call(word(known, native.DROP), (get(handle, 0),))
+    if made == 0:
+        clear_error(())
+    return made
+
+
+@helper
 def copy_of(known, make, value):
     """A new tensor with the values of a PyTorch tensor, which is a vector without gaps; else 0.
 
@@ -213,8 +252,10 @@ def copy_of(known, make, value):
     ):
         return 0
     source, argument = get(found, ADDRESS), int_buffer(1)
-    put(argument, 0, value)
-    made = call_object((make, argument, 1, 0))
+    made = new_tensor(known, address_of(words)) if makes_tensors(known) else 0
+    if made == 0:
+        put(argument, 0, value)
+        made = call_object((make, argument, 1, 0))
     if made == 0:
         clear_error(())
         return 0
