@@ -140,7 +140,7 @@ def moments_of_eight(operation, x, job, c, count, per):
 
 
 @helper
-def are_adjacent(job):
+def are_one_row(job):
     """Whether the channels of a group follow each other in memory, and are taken as one row.
 
     The sums of such a row go to the first of its channels.
@@ -152,7 +152,7 @@ def are_adjacent(job):
 def channels_of_row(job, c, end):
     """How many channels make one row: a group's, if c to end are whole groups of adjacent ones."""
     per = get(job, B.J_PER_GROUP)
-    return per if are_adjacent(job) and c % per == 0 and end % per == 0 else 1
+    return per if are_one_row(job) and c % per == 0 and end % per == 0 else 1
 
 
 @helper
@@ -250,7 +250,7 @@ def exact_moments(x, job, c, end):
         return
     row = x
     while c < end:
-        n = smaller(per_group - c % per_group, end - c) if are_adjacent(job) else 1
+        n = smaller(per_group - c % per_group, end - c) if are_one_row(job) else 1
         exact_moments_of_rows(row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
         c += n
