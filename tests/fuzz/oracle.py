@@ -172,6 +172,8 @@ def _in_range(
     shift, slope = sums / n, spread * spread * projections / n
     inner_terms = (shift, projections / n, spread * spread, slope, centred * slope)
     found.add(*inner_terms, gain * shift, gain * slope, gain * centred * slope)
+    # The sum of two terms, which is subtracted from dy, may overflow where dx does not.
+    found.add(abs(shift) + abs(centred * slope), abs(gain * shift) + abs(gain * centred * slope))
     return found.channels
 
 
@@ -188,6 +190,7 @@ def _grouped_in_range(
         slope = spread * spread * projections / n
         found.add(sums / n, projections * spread, spread**2, slope, slope * centred)
         found.add(spread * sums / n, spread * slope, spread * slope * centred)
+        found.add(sums / n + abs(slope * centred), spread * (sums / n + abs(slope * centred)))
     least = np.where(product == 0, np.inf, abs(product)) / size
     found.add(spread**2 * least, spread**3 * least)
     # What one channel has out of range, its group has.
