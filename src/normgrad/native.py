@@ -23,12 +23,12 @@ MAX_RANK = 8
 
 # The fields of the table, int64 each.
 (
-    NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
+    NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT, HASH,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
     DTYPES,
-) = range(33)  # fmt: skip
+) = range(34)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -54,6 +54,8 @@ EXCHANGE_READ = 5
 
 #: The bytes of an object's reference count and type, in Python's usual build.
 _HEADER = 16
+#: The word of a bytes object that has its hash, once that is known.
+_BYTES_HASH = 3
 
 #: How many words of a TensorImpl are searched; PyTorch's has 24.
 _IMPLEMENTATION_WORDS = 24
@@ -106,6 +108,10 @@ def _find_python() -> None:
     )
     known[NONE], known[TUPLE], known[TUPLE_ENTRIES] = id(None), id(tuple), tuple.__basicsize__
     known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
+    some = bytes(range(8))
+    number = hash(some)
+    found = ctypes.c_int64.from_address(id(some) + 8 * _BYTES_HASH).value == number
+    known[HASH] = _BYTES_HASH if found else 0
     known[list(_HOOKS)] = [*map(id, _HOOKS.values())]
     known[NDARRAY], known[BYTES] = id(np.ndarray) if as_said else 0, id(np.dtype(np.uint8))
 

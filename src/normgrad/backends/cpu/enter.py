@@ -17,7 +17,19 @@ from ...problem import PLACES, WORKSPACE, Role
 from . import objects as py
 from .alias_check import passes
 from .helpers import helper
-from .intrinsics import bits_of, call, get, int_buffer, integers_at, not_inlined, plain, put, word
+from .intrinsics import (
+    address_of,
+    bits_of,
+    call,
+    get,
+    int_buffer,
+    integers_at,
+    not_inlined,
+    plain,
+    put,
+    shift,
+    word,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -27,10 +39,12 @@ from .intrinsics import bits_of, call, get, int_buffer, integers_at, not_inlined
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them. Signatures
 #: and keys are arrays of words, which are int64.
-WORDS_MAX, KEY_MAX, FOUND = E.WORDS_MAX, 4 * E.WORDS_MAX, py.FOUND
+KEY_MAX, FACTS_MAX, FOUND = 4 * E.WORDS_MAX, py.FOUND * E.ENTRIES_MAX, py.FOUND
 DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 #: The word that stands before the results in a signature or key.
 _RESULTS = -2
+#: 2⁶³ divided by the golden ratio, by which hashes usually multiply.
+_RATIO = 0x4F1BBCDCBFA53E0B
 #: The statuses of a call for which nothing was done, and of one whose plan's function of Python
 #: has answered otherwise than by running it.
 NOTHING_DONE, ANSWERED = 1, 2
@@ -56,27 +70,34 @@ def describe_choice(known, value, words, at):
 
 
 @helper
-def describe_all(known, values, words, at):
-    """Append the signature of a tuple of tensors; returns the new number of words, or -1."""
-    found = int_buffer(FOUND)
+def describe_all(known, values, words, at, facts):
+    """Append the signature of a tuple of tensors; returns the new number of words, or -1.
+
+    ``facts`` get what :func:`.describe` finds of each tensor.
+    """
+    not_inlined()
     for index in range(word(values, py.LENGTH)):
         if at < 0 or index >= E.ENTRIES_MAX:
             return -1
+        found = shift(facts, FOUND * index)
         at = py.describe(known, py.entry(known, values, index), words, at, found)
     return at
 
 
 @helper
-def key_of(known, tensors, out, choices, words):
-    """Write a call's key: the signature and the other arguments. Returns its length, or -1."""
+def key_of(known, tensors, out, choices, words, facts):
+    """Write a call's key: the signature and the other arguments. Returns its length, or -1.
+
+    ``facts`` get those of the tensors.
+    """
     if not (py.is_tuple(known, tensors) and py.is_tuple(known, choices)):
         return -1
-    at = describe_all(known, tensors, words, plain(0))
+    at = describe_all(known, tensors, words, plain(0), facts)
     if at < 0:
         return -1
     if py.is_tuple(known, out):
         put(words, at, _RESULTS)
-        at = describe_all(known, out, words, at + 1)
+        at = describe_all(known, out, words, at + 1, int_buffer(FACTS_MAX))
     else:
         at = py.describe(known, out, words, at, int_buffer(FOUND))
     for index in range(word(choices, py.LENGTH)):
@@ -96,6 +117,28 @@ def key_of(known, tensors, out, choices, words):
 
 
 @helper
+def hash_of(words, count):
+    """A hash of some words, which is not -1: Python takes that for none."""
+    total = count
+    for index in range(count):
+        mixed = (get(words, index) ^ index * _RATIO) * _RATIO
+        total += mixed ^ mixed >> 32
+    return total if total != -1 else 0
+
+
+@helper
+def bytes_of(known, key, count):
+    """A key as bytes, with a hash of its own: Python's takes longer than all the rest of a lookup.
+
+    All keys of a dictionary of plans are made here, so that equal ones have equal hashes.
+    """
+    made = py.bytes_from((key, 8 * count))
+    if made != 0 and word(known, native.HASH) != 0:
+        put(integers_at(made), word(known, native.HASH), hash_of(key, count))
+    return made
+
+
+@helper
 def is_brought(known, out, index):
     """Whether the caller gave a tensor for a result; ``out`` is None or a tuple."""
     nothing = word(known, native.NONE)
@@ -103,23 +146,20 @@ def is_brought(known, out, index):
 
 
 @helper
-def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
-    """Read the tensors' addresses if the signature is the plan's; returns the new number of words.
+def tell_addresses(plan, known, tensors, out, first, words, at, facts, addresses):
+    """Store the addresses of described tensors if the signature is the plan's.
 
-    Returns -1 if it is not the plan's, or if a storage lacks elements. ``first`` is the number of
-    the first tensor: 0 for inputs. Of results, those that ``out`` has are the caller's, and must be
-    writable; the others are new.
+    Returns the number of words, or -1 if the signature is not the plan's, or if a storage lacks
+    elements. ``first`` is the number of the first tensor: 0 for inputs. Of results, those that
+    ``out`` has are the caller's, and must be writable; the others are new.
     """
     not_inlined()
-    found = int_buffer(FOUND)
     for index in range(word(tensors, py.LENGTH)):
-        value = py.entry(known, tensors, index)
-        end = py.describe(known, value, words, at, found)
-        if end < 0:
-            return -1
+        end = at + py.length_of(address_of(words) + 8 * at)
         for at_word in range(at, end):
             if get(words, at_word) != word(plan, E.WORDS + at_word):
                 return -1
+        value, found = py.entry(known, tensors, index), shift(facts, FOUND * index)
         brought = first > 0 and is_brought(known, out, index)
         if (first == 0 or brought) and not py.holds_all(
             known, value, words, at, get(found, py.BYTES)
@@ -203,22 +243,20 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
-def run(plan, known, probed, team, threads, tensors, results, out, workspace, said):
+def run(plan, known, probed, team, threads, tensors, results, out, workspace, words, facts, said):
     """Compute on a call's objects; returns 0 if it was done, else one of the statuses above.
 
-    If it returns ANSWERED, ``said`` has what the plan's function of Python answered instead of
-    running it, or 0 if Python raised.
+    ``words`` and ``facts`` are the inputs', and are overwritten. If it returns ANSWERED, ``said``
+    has what the plan's function of Python answered instead of running it, or 0 if Python raised.
     """
     not_inlined()
-    words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
+    addresses, inputs, start = int_buffer(PLACES), word(tensors, py.LENGTH), word(plan, E.RESULTS)
     for slot in range(PLACES):
         put(addresses, slot, 0)
-    inputs = word(tensors, py.LENGTH)
-    at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), addresses)
-    if at < 0:
+    at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), facts, addresses)
+    if at + 1 != start or describe_all(known, results, words, start, facts) < 0:
         return NOTHING_DONE
-    put(words, at, _RESULTS)
-    at = tell_addresses(plan, known, results, out, inputs, words, at + 1, addresses)
+    at = tell_addresses(plan, known, results, out, inputs, words, start, facts, addresses)
     if at != word(plan, E.LENGTH):
         return NOTHING_DONE
     if word(plan, E.READS_DY) != 0:
@@ -253,9 +291,11 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
             if own == 0:
                 return NOTHING_DONE
             put(addresses, WORKSPACE, aligned(plan, own))
-        state = py.let_others_run(())
+        # A plan for one thread computes for microseconds; other threads take the GIL no sooner.
+        state = py.let_others_run(()) if word(plan, E.PARALLEL) != 0 else plain(0)
         call(word(plan, E.DRIVE), (plan, team, threads, addresses))
-        py.come_back((state,))
+        if state != 0:
+            py.come_back((state,))
         py.free((own,))
     for index in range(count):
         slot = word(plan, E.SLOTS + inputs + index)
@@ -268,13 +308,16 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
 
 
 @helper
-def results_of(plan, known, makers, tensors, out):
-    """Make the tuple of results, the caller's and new ones; 0 if Python raised an exception."""
+def results_of(plan, known, makers, tensors, out, stale):
+    """Make the tuple of results, the caller's and new ones; 0 if Python raised an exception.
+
+    ``stale`` is set if a function of Python's was called. Other code of Python's does not run here,
+    since the garbage collector is off.
+    """
+    collects = plain(py.stop_collector(()))
     results, argument = py.new_tuple((word(makers, py.LENGTH),)), int_buffer(1)
-    if results == 0:
-        return 0
     direct, words = py.makes_tensors(known), plan + 8 * (E.WORDS + word(plan, E.RESULTS))
-    for index in range(word(makers, py.LENGTH)):
+    for index in range(word(makers, py.LENGTH) if results != 0 else 0):
         maker, value = py.entry(known, makers, index), plain(0)
         if is_brought(known, out, index):
             value = py.entry(known, out, index)
@@ -287,27 +330,37 @@ def results_of(plan, known, makers, tensors, out):
         words += 8 * py.length_of(words)
         if value == 0:
             put(argument, 0, py.entry(known, tensors, word(plan, E.LIKES + index)))
+            put(stale, 0, 1)
+            if collects != 0:
+                py.start_collector(())
+                collects = plain(0)
             value = py.call_object((maker, argument, 1, 0))
             if value == 0:
                 py.release((results,))
                 return 0
         py.set_entry((results, index, value))
+    if collects != 0:
+        py.start_collector(())
     return results
 
 
 @helper
-def compute(known, ready, tensors, out, workspace, team):
+def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
 
     The result may also be what the plan's function of Python answered instead.
     ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
+    ``words`` and ``facts`` are those of the tensors unless ``stale`` is set. Any code of Python's
+    sets it, since it may replace the memory of tensors.
     """
+    not_inlined()
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
     nothing, address, threads = word(known, native.NONE), plain(0), plain(1)
     if word(plan, E.PARALLEL) != 0:
         found = team if team != 0 else py.call_nothing((word(known, native.TEAM),))
         if found == 0 or found == nothing:
             return found
+        put(stale, 0, 1)
         address = py.integer(py.entry(known, found, 0))
         threads = py.integer(py.entry(known, found, 1))
         if team == 0:
@@ -322,11 +375,16 @@ def compute(known, ready, tensors, out, workspace, team):
         )
     ):
         return nothing
-    results, said = results_of(plan, known, makers, tensors, out), int_buffer(1)
-    status = plain(NOTHING_DONE)
-    if results != 0:
+    said, status = int_buffer(1), plain(NOTHING_DONE)
+    results = results_of(plan, known, makers, tensors, out, stale)
+    if results != 0 and (
+        get(stale, 0) == 0 or describe_all(known, tensors, words, plain(0), facts) >= 0
+    ):
         probed = py.entry(known, ready, 2)
-        status = run(plan, known, probed, address, threads, tensors, results, out, workspace, said)
+        status = run(
+            plan, known, probed, address, threads, tensors, results, out, workspace, words, facts,
+            said,
+        )  # fmt: skip
     if results == 0 or status == 0:
         py.release((nothing,))
         return results
@@ -349,24 +407,27 @@ def answer(table, arguments, count):
     """
     known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
+    words, facts, stale = int_buffer(KEY_MAX), int_buffer(FACTS_MAX), int_buffer(1)
+    nothing = word(known, native.NONE)
     if py.is_tuple(known, plans):
+        put(stale, 0, 1)
         team = word(arguments, 4) if count == 5 else 0
-        return compute(known, plans, tensors, out, word(arguments, 3), team)
-    words = int_buffer(KEY_MAX)
-    at = key_of(known, tensors, out, word(arguments, 3), words)
+        return compute(known, plans, tensors, out, word(arguments, 3), team, words, facts, stale)
+    put(stale, 0, 0)
+    at = key_of(known, tensors, out, word(arguments, 3), words, facts)
     if at < 0:
-        py.retain((word(known, native.NONE),))
-        return word(known, native.NONE)
-    key = py.bytes_from((words, 8 * at))
-    if key == 0 or plans == word(known, native.NONE):
+        py.retain((nothing,))
+        return nothing
+    key = bytes_of(known, words, at)
+    if key == 0 or plans == nothing:
         return key
     ready = py.find((plans, key))
     if ready != 0:
         # Another thread may drop the plan meanwhile.
         py.retain((ready,))
-        results = compute(known, ready, tensors, out, word(known, native.NONE), plain(0))
+        results = compute(known, ready, tensors, out, nothing, plain(0), words, facts, stale)
         py.release((ready,))
-        if results == word(known, native.NONE):
+        if results == nothing:
             py.release((results,))
         else:
             py.release((key,))

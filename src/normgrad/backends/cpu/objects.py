@@ -58,6 +58,9 @@ allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
 clear_error = external("PyErr_Clear")
 raised = external("PyErr_Occurred")
 copy_bytes = external("memmove")
+#: These turn the garbage collector off and on; the first returns whether it was on.
+stop_collector = external("PyGC_Disable", types.int32)
+start_collector = external("PyGC_Enable", types.int32)
 #: The release of the GIL, and its taking, with the state that the release returned.
 let_others_run, come_back = external("PyEval_SaveThread"), external("PyEval_RestoreThread")
 

@@ -100,7 +100,9 @@ def means_of_groups(sums, groups, per_group, m, means):
                 # channels were one row, only the first has sums.
                 if (term[0] != 0.0) | (term[1] != 0.0):
                     total = plus(total, term)
-        put_pair(means, g, over(total, m))
+        put_pair(means, g, total)
+    for g in range(groups):
+        put_pair(means, g, over(get_pair(means, g), m))
 
 
 @helper

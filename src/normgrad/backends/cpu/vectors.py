@@ -93,6 +93,10 @@ def spread(numbers, first, count, per_group, row):
     group = first // per_group
     end = per_group - first % per_group
     c = 0
+    if end == per_group and per_group <= EIGHT:
+        while c < count:
+            put_lanes(row, c, splat_eight(get(numbers, group)))
+            c, group = c + per_group, group + 1
     while c < count:
         value = splat_eight(get(numbers, group))
         put_lanes(row, c, value)
