@@ -463,11 +463,11 @@ def _within_nan(value, before: int):
     return memory, np.ndarray(value.shape, value.dtype, memory, before)
 
 
-@pytest.mark.parametrize("length", [32, 33, 49, 196])
+@pytest.mark.parametrize("length", [32, 33, 49, 64, 81, 196])
 @pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
 @pytest.mark.parametrize("kind", [*GRADIENTS, *FORWARD])
-def test_adjacent_channels_past_the_caches(monkeypatch, kind, dtype, length):
-    """As through them, to the bit, though cache lines have elements of two channels."""
+def test_adjacent_channels_as_one_run(monkeypatch, kind, dtype, length):
+    """As row by row, to the bit, though cache lines have elements of two channels."""
     case = make(kind, (3, 12, length), dtype=dtype, num_groups=4)
     found = case.call()
     found = found if isinstance(found, tuple) else (found,)
@@ -484,9 +484,10 @@ def test_adjacent_channels_past_the_caches(monkeypatch, kind, dtype, length):
             assert (memory[memory.size - before :] == 0xFF).all()
         return [None if out is None else out[1].tobytes() for out in outs]
 
-    # Some bytes after a line's start are no whole element.
-    through = results(0, 0)
-    assert all(results(access.MOST_THREADS, before) == through for before in (0, 8, 64, 63))
+    # Elements that are not aligned are written row by row.
+    by_row = results(0, 63)
+    for threads, before in itertools.product((0, access.MOST_THREADS), (0, 8, 64, 63)):
+        assert results(threads, before) == by_row
 
 
 @pytest.mark.parametrize("which", ["input", "mean"])

@@ -1,7 +1,7 @@
 """Kernels that write rows of dx or y, of each channel or of adjacent channels as one run.
 
-Stores that bypass the caches write whole cache lines. While they wait for the memory, elements that
-are read next are prefetched.
+A run is written in whole cache lines, as stores that bypass the caches must be. While these wait
+for the memory, elements that are read next are prefetched.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+#: The shortest rows that are written as one run though no stores bypass the caches.
+SPLIT = 2 * LANES
+
 
 @helper
 def compute_part(operation, tensors, k, coefficients, along, part):
@@ -55,11 +58,11 @@ def write_head(operation, tensors, coefficients, along, count):
 
 
 @helper
-def stream_lanes(operation, tensors, k, end, coefficients, along, ahead):
-    """Write whole lanes from element k on with streaming stores; returns where they end."""
+def write_lanes(operation, tensors, k, end, coefficients, along, ahead, streaming):
+    """Write whole lanes from element k on; returns where they end."""
     while k + LANES <= end:
         fetched(operation, tensors, k, ahead)
-        write_part(operation, tensors, k, coefficients, along, None, True)
+        write_part(operation, tensors, k, coefficients, along, None, streaming)
         k += LANES
     return k
 
@@ -85,7 +88,7 @@ def write_row(operation, tensors, coefficients, along, count, ahead, past_caches
 
     def stream(operation, tensors, coefficients, along, count, ahead, past_caches):
         k = write_head(operation, tensors, coefficients, along, count)
-        k = stream_lanes(operation, tensors, k, count, coefficients, along, ahead)
+        k = write_lanes(operation, tensors, k, count, coefficients, along, ahead, True)
         if k < count:
             write_part(operation, tensors, k, coefficients, along, count - k, False)
 
@@ -128,8 +131,8 @@ def write_rows(operation, dy, x, dx, job):
 
 
 @helper
-def stream_channels(operation, tensors, job, channel, channels):
-    """Write a row of each of some channels, which are adjacent, with streaming stores.
+def write_run(operation, tensors, job, channel, channels, streaming):
+    """Write a row of each of some channels, which are adjacent, in whole cache lines.
 
     Lanes that two channels share are computed with the coefficients of each.
     """
@@ -141,7 +144,7 @@ def stream_channels(operation, tensors, job, channel, channels):
     k = write_head(operation, tensors, coefficients, along, run)
     for c in range(1, channels + 1):
         end = c * run
-        k = stream_lanes(operation, tensors, k, end, coefficients, along, ahead)
+        k = write_lanes(operation, tensors, k, end, coefficients, along, ahead, streaming)
         if c < channels:
             before = coefficients
             group, left = next_group(group, left, per_group)
@@ -153,7 +156,7 @@ def stream_channels(operation, tensors, job, channel, channels):
                     compute_part(operation, tensors, k, coefficients, along, None),
                     end - k,
                 )
-                store_part(dx, k, found, None, True)
+                store_part(dx, k, found, None, streaming)
                 k += LANES
         elif k < end:
             write_part(operation, tensors, k, coefficients, along, end - k, False)
@@ -173,8 +176,8 @@ def are_adjacent(operation, job):
 
 
 @helper
-def stream_rows(operation, dy, x, dx, job):
-    """Write dx or y of each channel's rows with streaming stores."""
+def write_runs(operation, dy, x, dx, job, streaming):
+    """Write dx or y of each channel's rows, those of adjacent channels as one run."""
     not_inlined()
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
     first, channels = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS)
@@ -182,20 +185,44 @@ def stream_rows(operation, dy, x, dx, job):
     for c in range(0, channels, together):
         here = further((dy, x, dx), apart, c)
         for _ in range(get(job, B.J_ROWS)):
-            stream_channels(operation, here, job, first + c, together)
+            write_run(operation, here, job, first + c, together, streaming)
             here = further(here, steps, 1)
+
+
+@helper
+def is_aligned(dx):
+    """Whether elements are aligned, so that whole cache lines can be written."""
+    return address_of(dx) % item_size(dx) == 0
 
 
 @helper
 def is_streamed(dx, job):
     """Whether a job asks for streaming stores, for which elements must be aligned."""
-    return get(job, B.J_STREAM) != 0 and address_of(dx) % item_size(dx) == 0
+    return get(job, B.J_STREAM) != 0 and is_aligned(dx)
+
+
+@helper
+def are_split(operation, dx, job):
+    """Whether a run is faster than its rows, whose stores span two cache lines each.
+
+    Lanes that two rows share are computed twice, so rows must be long. A store of half types is
+    one line, which a split costs less.
+    """
+    run, size = get(job, B.J_RUN), item_size(dx)
+    return (
+        size * LANES > LINE
+        and run >= SPLIT
+        and run * size % LINE != 0
+        and are_adjacent(operation, job)
+        and is_aligned(dx)
+    )
 
 
 @helper
 def write(operation, dy, x, dx, job):
     """Write dx or y, with streaming stores if they are asked for."""
-    if is_streamed(dx, job):
-        stream_rows(operation, dy, x, dx, job)
+    streaming = is_streamed(dx, job)
+    if streaming or are_split(operation, dx, job):
+        write_runs(operation, dy, x, dx, job, streaming)
     else:
         write_rows(operation, dy, x, dx, job)
