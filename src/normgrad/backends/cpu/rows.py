@@ -25,7 +25,16 @@ from .intrinsics import (
     smaller,
 )
 from .lanes import EIGHT, LANES, put_lanes, splat_like, zero_lanes
-from .sums import LOTS, add_chains, add_kept_totals, few_terms, is_short, keep_totals, start_total
+from .sums import (
+    LOTS,
+    add_chains,
+    add_kept_totals,
+    few_terms,
+    is_short,
+    keep_few_terms,
+    keep_totals,
+    start_total,
+)
 from .target import has_many_registers
 from .vectors import next_group
 
@@ -209,7 +218,7 @@ def sums(operation, dy, x, dx, job):
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
-    kept = double_buffer(LOTS), double_buffer(LOTS)
+    kept, few = (double_buffer(LOTS), double_buffer(LOTS)), rows * run < LANES
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
@@ -218,11 +227,13 @@ def sums(operation, dy, x, dx, job):
             mean, gain = get(means, group), get(gains, channel)
             terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
             here = further((dy, x, dx), apart, start + i)
-            if rows * run < LANES:
+            if few and rows > 1:
                 few_terms(operation, here, steps, rows, run, mean, terms, sums, channel)
+            elif few:
+                keep_few_terms(operation, here, steps, run, mean, terms, kept, i, sums, channel)
             else:
                 totals = sums_of_rows(operation, here, steps, rows, run, terms, ahead, streaming)
                 keep_totals(kept, i, totals, sums, channel)
             group, left = next_group(group, left, per_group)
-        if rows * run >= LANES:
+        if not few or rows == 1:
             add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start, 1)

@@ -165,18 +165,52 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
         return compensated
 
     def plain(operation, tensors, steps, rows, count, mean, terms, sums, c):
-        dy, x, dx = tensors
         for r in range(rows):
-            values = load_some(dy, r * steps[0], count)
-            d = double_lanes(values)
-            if along:
-                d = product(d, double_lanes(as_loaded(dy, load_some(terms[2], 0, count))))
-            value = product(d, double_lanes(load_some(x, r * steps[1], count)) - splat(mean))
+            here = (
+                shift(tensors[0], r * steps[0]), shift(tensors[1], r * steps[1]),
+                shift(tensors[2], r * steps[2]),
+            )  # fmt: skip
+            d, value = terms_of_few(operation, here, count, mean, terms)
             add_pair(sums[0], c, (sum_of_lanes(d), 0.0))
-            value = merge_part(dy, value, splat(0.0), count)
             add_pair(sums[1], c, (sum_of_lanes(value), 0.0))
-            if evaluates:
-                store_part(dx, r * steps[2], terms[1] * values, count, False)
+
+    return plain
+
+
+@by_types
+def terms_of_few(operation, tensors, count, mean, terms):
+    """The terms of the sums of one row of few elements, in lanes of float64.
+
+    Evaluation writes dx too.
+    """
+    along, evaluates = operation.along, operation.operation == "evaluate"
+
+    def terms_of_few(operation, tensors, count, mean, terms):
+        dy, x, dx = tensors
+        values = load_some(dy, 0, count)
+        d = double_lanes(values)
+        if along:
+            d = product(d, double_lanes(as_loaded(dy, load_some(terms[2], 0, count))))
+        value = product(d, double_lanes(load_some(x, 0, count)) - splat(mean))
+        if evaluates:
+            store_part(dx, 0, terms[1] * values, count, False)
+        return d, merge_part(dy, value, splat(0.0), count)
+
+    return terms_of_few
+
+
+@by_types
+def keep_few_terms(operation, tensors, steps, count, mean, terms, kept, i, sums, c):
+    """Keep the terms of one row that has fewer elements than lanes, as ``keep_totals``."""
+    if any(tensor.dtype == types.float64 for tensor in tensors):
+        return lambda operation, tensors, steps, count, mean, terms, kept, i, sums, c: few_terms(
+            operation, tensors, steps, 1, count, mean, terms, sums, c
+        )
+
+    def plain(operation, tensors, steps, count, mean, terms, kept, i, sums, c):
+        d, value = terms_of_few(operation, tensors, count, mean, terms)
+        put_lanes(kept[0], i * HALF, halves_added(d))
+        put_lanes(kept[1], i * HALF, halves_added(value))
 
     return plain
 
