@@ -14,6 +14,7 @@ import pytest
 
 import normgrad as ng
 from normgrad import entries, frameworks, memory, native, pages, plans
+from normgrad.backends.cpu import runtime
 from normgrad.operators.by_name import PLANNED
 from normgrad.testing import FORWARD
 
@@ -55,14 +56,22 @@ def entered(monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
 
-    function = plans.answered
+    def watching(function):
+        def watched(ready, *arguments):
+            found = function(ready, *arguments)
+            if ready is not None or function is native.nothing_known:
+                said.append(found is not None)
+            return found
 
-    def watched(*arguments):
-        found = function(*arguments)
-        said.append(found is not None)
-        return found
+        return watched
 
-    monkeypatch.setattr(plans, "answered", watched)
+    enter = property(
+        lambda plan: watching(vars(plan)["enter"]),
+        lambda plan, value: vars(plan).update(enter=value),
+    )
+    monkeypatch.setattr(plans.Plan, "_enter", enter, raising=False)
+    runtime.take_calls()
+    monkeypatch.setattr(native, "answer", watching(native.answer))
     return said
 
 

@@ -27,8 +27,9 @@ MAX_RANK = 8
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
+    COUNT, WRITTEN, EXCEPTION,
     DTYPES,
-) = range(34)  # fmt: skip
+) = range(37)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -73,9 +74,11 @@ _FUNCTIONS = {
     NEW: "aoti_torch_empty_strided",
     DROP: "aoti_torch_delete_tensor_object",
 }
-#: PyTorch's C++ functions that make a tensor's Python object from its handle, and that say whether
-#: this thread includes a dispatch key. Where one is missing, Python's functions make all results.
+#: PyTorch's C++ functions that count that a tensor was written to, that make a tensor's Python
+#: object from its handle, and that say whether this thread includes a dispatch key. Where one is
+#: missing, functions of Python's do the same.
 _CPP_FUNCTIONS = {
+    COUNT: "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     WRAP: "_Z16THPVariable_WrapRKN2at10TensorBaseE",
     INCLUDES: "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 }
@@ -108,6 +111,7 @@ def _find_python() -> None:
     )
     known[NONE], known[TUPLE], known[TUPLE_ENTRIES] = id(None), id(tuple), tuple.__basicsize__
     known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
+    known[EXCEPTION] = id(Exception)
     some = bytes(range(8))
     number = hash(some)
     found = ctypes.c_int64.from_address(id(some) + 8 * _BYTES_HASH).value == number
@@ -192,10 +196,11 @@ def nothing_known(*arguments: Any) -> Any:
 
 
 #: The compiled function that computes a call from plans by key, the tensors, ``out`` and the other
-#: arguments. It returns the results if one of the plans matches the call; otherwise the call's key
-#: as bytes, or None if it cannot read some argument. With a single plan in the place of the plans
-#: by key, the last argument is the workspace or None, and the key is None. Exceptions from the
-#: allocation of results propagate. The first plan that is run sets it.
+#: arguments. It returns the results, or None if no plan matches the call, or if results cannot be
+#: made: Python then does the same with all checks, and raises the errors. With a single plan in the
+#: place of the plans by key, the last argument is the workspace or None. With None in their place
+#: it returns the call's key as bytes, or None if it cannot read some argument. The first plan that
+#: is run sets it.
 answer: Callable[[Mapping[bytes, Ready] | Ready | None, Any, Any, Any], Any] = nothing_known
 
 #: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.

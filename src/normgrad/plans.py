@@ -161,7 +161,7 @@ class Plan:
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
         given = out_tuple(self._operator, out)
-        again = answered(self.ready, tensors, given, workspace, self._enter)
+        again = self._enter(self.ready, tensors, given, workspace)
         if again is not None:
             return self._operator.result(again)
         given = out_entries(self._wanted, given)
@@ -211,8 +211,9 @@ class Plan:
             plain = arguments.framework.is_plain(spec, self.device)
             makers.append((made, self._expected.index(spec) if alike else 0, plain))
         tensors = arguments.values[: len(self._names)]
-        self.ready = self._runner.learn(tensors, tuple(results), makers)
-        self._enter = self._runner.enter
+        ready = self._runner.learn(tensors, tuple(results), makers)
+        if ready is not None:
+            self.ready, self._enter = ready, self._runner.enter
 
     def _compare(self, arguments: Arguments) -> None:
         """Raise a ValueError if a tensor differs from the plan's device or specs."""
@@ -303,7 +304,7 @@ def call(
     :class:`.problem.Problem`.
     """
     given = out_tuple(operator, out)
-    again = answered(ready_plans(operator, read_next), tensors, given, choices)
+    again = native.answer(ready_plans(operator, read_next), tensors, given, choices)
     if again is not None:
         return operator.result(again)
     options = operator.read_options(*choices)
@@ -327,28 +328,3 @@ def call(
 def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready]:
     """The plans of an operator's earlier calls, by the keys that ``native.answer`` returns."""
     return _ready.setdefault((operator.name, read_next), {})
-
-
-def answered(
-    plans: Mapping[bytes, native.Ready] | native.Ready | None,
-    tensors: tuple[Any, ...],
-    out: Any,
-    rest: Any,
-    enter: Callable[..., Any] | None = None,
-) -> tuple[Any, ...] | None:
-    """Compute a call with the plan that matches the tensors' signature; return None without one.
-
-    ``rest`` are the other arguments, or the workspace for a single plan and its ``enter``. Compiled
-    code compares the signatures, and checks the tensors' memory.
-    """
-    try:
-        results = (enter or native.answer)(plans, tensors, out, rest)
-    except Exception:  # allocating a result failed: run_checked raises the proper error
-        return None
-    if isinstance(results, Exception):  # of a plan that Python runs
-        raise results
-    if type(results) is not tuple:
-        return None
-    if out is not None:
-        frameworks.written(out)
-    return results

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import contract, devices, native
-from ..plans import answered, call
+from ..plans import call
 from . import collectives, ops, watching
 from .kernels import output_for
 from .nodes import NORMS, Norm, any_requires_grad, called, clones
@@ -130,7 +130,7 @@ def _norm(
     if unwatched and not converts and not (running and any_requires_grad(*running)):
         # Where a call below made an output of another layout than normgrad's own, the plan is of
         # calls with such an output, and is not found.
-        made = answered(norm.plans, tensors, out, choices)
+        made = native.answer(norm.plans, tensors, out, choices)
         if made is not None:
             return _with_node(norm, made, tensors, choices)
     alone = unwatched and watching.plain(*tensors)

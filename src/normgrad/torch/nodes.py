@@ -22,7 +22,8 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from ..plans import answered, call, ready_plans
+from .. import native
+from ..plans import call, ready_plans
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .schemas import NAMESPACE, SCHEMAS, Schema
@@ -219,7 +220,7 @@ class Forward(Node):
         saved = ctx.saved_tensors
         tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
         if not torch.is_grad_enabled() and unwatched():
-            found = answered(norm.gradient_plans, tensors, None, choices)
+            found = native.answer(norm.gradient_plans, tensors, None, choices)
             if found is None and kernels_suffice(grad_out):
                 found = call(norm.gradient.operator, tensors, None, choices, read_next=True)
             if found is not None:

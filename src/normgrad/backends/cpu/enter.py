@@ -243,6 +243,37 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
+def count_writes(known, out):
+    """Count for autograd that the caller's results, if any, were written to."""
+    if out == word(known, native.NONE):
+        return
+    counted = True
+    for index in range(word(out, py.LENGTH)):
+        counted &= py.count_write(known, py.entry(known, out, index))
+    if not counted and word(known, native.WRITTEN) != 0:
+        argument = int_buffer(1)
+        put(argument, 0, out)
+        done = py.call_object((word(known, native.WRITTEN), argument, 1, 0))
+        if done == 0:
+            py.clear_error(())
+        else:
+            py.release((done,))
+
+
+@helper
+def nothing_made(known):
+    """Answer None in the place of an exception, which Python's own checks will raise.
+
+    A function of Python's has failed before anything was computed. An interrupt stays: 0.
+    """
+    if py.is_error((word(known, native.EXCEPTION),)) == 0:
+        return 0
+    py.clear_error(())
+    py.retain((word(known, native.NONE),))
+    return word(known, native.NONE)
+
+
+@helper
 def run(plan, known, probed, team, threads, tensors, results, out, workspace, words, facts, said):
     """Compute on a call's objects; returns 0 if it was done, else one of the statuses above.
 
@@ -348,7 +379,6 @@ def results_of(plan, known, makers, tensors, out, stale):
 def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
 
-    The result may also be what the plan's function of Python answered instead.
     ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
     ``words`` and ``facts`` are those of the tensors unless ``stale`` is set. Any code of Python's
     sets it, since it may replace the memory of tensors.
@@ -358,7 +388,9 @@ def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
     nothing, address, threads = word(known, native.NONE), plain(0), plain(1)
     if word(plan, E.PARALLEL) != 0:
         found = team if team != 0 else py.call_nothing((word(known, native.TEAM),))
-        if found == 0 or found == nothing:
+        if found == 0:
+            return nothing_made(known)
+        if found == nothing:
             return found
         put(stale, 0, 1)
         address = py.integer(py.entry(known, found, 0))
@@ -385,25 +417,33 @@ def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
             plan, known, probed, address, threads, tensors, results, out, workspace, words, facts,
             said,
         )  # fmt: skip
-    if results == 0 or status == 0:
+    if results == 0:
+        py.release((nothing,))
+        return nothing_made(known)
+    if status == 0:
+        count_writes(known, out)
         py.release((nothing,))
         return results
     py.release((results,))
-    if status == ANSWERED:
-        py.release((nothing,))
-        return get(said, 0)
-    return nothing
+    if status != ANSWERED:
+        return nothing
+    py.release((nothing,))
+    error = get(said, 0)
+    if error == 0:
+        return nothing_made(known)
+    py.set_error((word(error, py.TYPE), error))
+    py.release((error,))
+    return 0
 
 
 @helper
 def answer(table, arguments, count):
-    """Compute a call if a plan is ready for its signature; else return its key.
+    """Compute a call if a plan is ready for its signature, or return its key.
 
-    The arguments are the plans by the keys of their calls, the tensors, results or None, and the
-    other arguments. A key is bytes, or None if compiled code cannot read an argument.
-
-    With one plan instead of several, the last argument is a workspace or None, and a Team may
-    follow; the key is None.
+    The arguments are the plans by the keys of their calls, or None for the key as bytes; the
+    tensors, results or None, and the other arguments. With one plan instead of several, the last
+    argument is a workspace or None, and a Team may follow. The result is None if no plan is ready,
+    or if compiled code cannot read an argument.
     """
     known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -422,17 +462,15 @@ def answer(table, arguments, count):
     if key == 0 or plans == nothing:
         return key
     ready = py.find((plans, key))
-    if ready != 0:
-        # Another thread may drop the plan meanwhile.
-        py.retain((ready,))
-        results = compute(known, ready, tensors, out, nothing, plain(0), words, facts, stale)
-        py.release((ready,))
-        if results == nothing:
-            py.release((results,))
-        else:
-            py.release((key,))
-            return results
-    return key
+    py.release((key,))
+    if ready == 0:
+        py.retain((nothing,))
+        return nothing
+    # Another thread may drop the plan meanwhile.
+    py.retain((ready,))
+    results = compute(known, ready, tensors, out, nothing, plain(0), words, facts, stale)
+    py.release((ready,))
+    return results
 
 
 @helper

@@ -55,7 +55,8 @@ refer = external("PyWeakref_NewRef")
 find = external("PyDict_GetItemWithError")
 attribute, size_of = external("PyObject_GetAttr"), external("PyObject_Size")
 allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
-clear_error = external("PyErr_Clear")
+clear_error, set_error = external("PyErr_Clear"), external("PyErr_SetObject")
+is_error = external("PyErr_ExceptionMatches", types.int32)
 raised = external("PyErr_Occurred")
 copy_bytes = external("memmove")
 #: These turn the garbage collector off and on; the first returns whether it was on.
@@ -203,6 +204,27 @@ def holds_all(known, value, words, at, size):
             return True
         last += (count - 1) * get(words, at + SIZES + rank + axis)
     return (get(room, 1) + last + 1) * size <= get(room, 0)
+
+
+@helper
+def count_write(known, value):
+    """Count for autograd that an array or a tensor was written to; returns whether that was done.
+
+    It is for plain tensors on the CPU alone. A tensor made in inference mode has no count.
+    """
+    kind = word(value, TYPE)
+    if value == word(known, native.NONE) or kind == word(known, native.NDARRAY):
+        return True
+    if word(known, native.COUNT) == 0 or (
+        kind != word(known, native.TENSOR) and kind != word(known, native.PARAMETER)
+    ):
+        return False
+    handle, implementation = int_buffer(1), word(value, word(known, native.IMPLEMENTATION))
+    if word(implementation, word(known, native.KEYS)) != word(known, native.PLAIN):
+        return False
+    put(handle, 0, implementation)
+    call(word(known, native.COUNT), (handle,))
+    return True
 
 
 @helper
