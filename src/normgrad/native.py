@@ -27,9 +27,9 @@ MAX_RANK = 8
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
-    COUNT, WRITTEN, EXCEPTION,
+    FUNCTION_MODES, TRACER, COUNT, WRITTEN, EXCEPTION,
     DTYPES,
-) = range(37)  # fmt: skip
+) = range(39)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -75,11 +75,12 @@ _FUNCTIONS = {
     DROP: "aoti_torch_delete_tensor_object",
 }
 #: PyTorch's C++ functions that count that a tensor was written to, that make a tensor's Python
-#: object from its handle, and that say whether this thread includes a dispatch key. Where one is
-#: missing, functions of Python's do the same.
+#: object from its handle, and that say whether there is a mode for functions, and whether this
+#: thread includes a dispatch key. Where one is missing, functions of Python's do the same.
 _CPP_FUNCTIONS = {
     COUNT: "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     WRAP: "_Z16THPVariable_WrapRKN2at10TensorBaseE",
+    FUNCTION_MODES: "_ZN2at4impl27torch_function_mode_enabledEv",
     INCLUDES: "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 }
 
@@ -137,6 +138,7 @@ def find_torch(torch: Any) -> None:
         known[READ_TENSOR] = read
         keys = torch._C.DispatchKey
         known[MODES], known[TRANSFORMS] = int(keys.Python), int(keys.FuncTorchDynamicLayerFrontMode)
+        known[TRACER] = int(torch._C._dispatch_key_parse("Tracer"))
         for field, name in _CPP_FUNCTIONS.items():
             function: Any = getattr(library, name, None)
             known[field] = ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -199,9 +201,10 @@ def nothing_known(*arguments: Any) -> Any:
 #: arguments. It returns the results, or None if no plan matches the call, or if results cannot be
 #: made: Python then does the same with all checks, and raises the errors. With a single plan in the
 #: place of the plans by key, the last argument is the workspace or None. With None in their place
-#: it returns the call's key as bytes, or None if it cannot read some argument. The first plan that
-#: is run sets it.
-answer: Callable[[Mapping[bytes, Ready] | Ready | None, Any, Any, Any], Any] = nothing_known
+#: it returns the call's key as bytes, or None if it cannot read some argument. A fifth argument, of
+#: any value, asks for None if a mode, transform or tracer of PyTorch's must see operators; or if it
+#: cannot tell. The first plan that is run sets it.
+answer: Callable[..., Any] = nothing_known
 
 #: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.
 #: Its second argument makes a tensor like another. It returns None if it cannot copy one of them.

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import contract, devices, native
@@ -119,21 +121,25 @@ def _norm(
     running = tensors[3:]
     updated = running if running and choices[0] else ()  # batch norm's ``training``
     out = (None, None, None, *updated) if updated else None
-    unwatched = watching.unwatched()
     # CUDA's autocast leaves batch norm as it is.
     converts = (
         len(running) == 0
-        and torch.is_autocast_enabled("cuda")
         and isinstance(tensors[0], Tensor)
         and tensors[0].is_cuda
+        and torch.is_autocast_enabled("cuda")
     )
-    if unwatched and not converts and not (running and any_requires_grad(*running)):
+    if not (
+        is_dynamo_compiling()
+        or forward_ad._current_level >= 0
+        or converts
+        or (running and any_requires_grad(*running))
+    ):
         # Where a call below made an output of another layout than normgrad's own, the plan is of
         # calls with such an output, and is not found.
-        made = native.answer(norm.plans, tensors, out, choices)
+        made = native.answer(norm.plans, tensors, out, choices, True)
         if made is not None:
             return _with_node(norm, made, tensors, choices)
-    alone = unwatched and watching.plain(*tensors)
+    alone = watching.unwatched() and watching.plain(*tensors)
     if not alone and has_torch_function(tensors):
         found: Tensor = handle_torch_function(function, tensors, *given)
         return found

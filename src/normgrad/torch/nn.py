@@ -79,13 +79,12 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
 
     def _computed(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        mean, var, batches = self._tracked()
+        mean, var, batches, weight, bias = self._tensors()
         training = self.training
         if not training:
             training, batches = mean is None and var is None, None
         elif not self.track_running_stats:
             mean = var = batches = None
-        weight, bias = self._affine()
         momentum = self.momentum
         if momentum is None:
             if not (batches is None or mean is None or var is None):
@@ -96,13 +95,17 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
             batches.add_(1)  # not before: a batch that raised an error must not count
         return output
 
-    def _tracked(self) -> tuple[Any, Any, Any]:
-        """The running mean and variance, and the number of batches."""
-        table = self._buffers
+    def _tensors(self) -> tuple[Any, Any, Any, Any, Any]:
+        """The running mean and variance, the number of batches, the weight and the bias."""
+        table, parameters = self._buffers, self._parameters
         try:
-            return table["running_mean"], table["running_var"], table["num_batches_tracked"]
+            return (
+                table["running_mean"], table["running_var"], table["num_batches_tracked"],
+                parameters["weight"], parameters["bias"],
+            )  # fmt: skip
         except KeyError:
-            return self.running_mean, self.running_var, self.num_batches_tracked
+            tracked = self.running_mean, self.running_var, self.num_batches_tracked
+            return (*tracked, self.weight, self.bias)
 
     #: Computes batch norm, of the arguments of :func:`.functional.batch_norm`.
     _norm: Callable[..., Tensor] = staticmethod(functional.batch_norm)

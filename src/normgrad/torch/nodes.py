@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.compiler import is_dynamo_compiling
 
 from .. import native
 from ..plans import call, ready_plans
@@ -219,9 +220,9 @@ class Forward(Node):
         choices = (*ctx.choices, mask)
         saved = ctx.saved_tensors
         tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
-        if not torch.is_grad_enabled() and unwatched():
-            found = native.answer(norm.gradient_plans, tensors, None, choices)
-            if found is None and kernels_suffice(grad_out):
+        if not (torch.is_grad_enabled() or is_dynamo_compiling() or forward_ad._current_level >= 0):
+            found = native.answer(norm.gradient_plans, tensors, None, choices, True)
+            if found is None and unwatched() and kernels_suffice(grad_out):
                 found = call(norm.gradient.operator, tensors, None, choices, read_next=True)
             if found is not None:
                 return None, *found

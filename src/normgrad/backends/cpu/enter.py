@@ -443,7 +443,8 @@ def answer(table, arguments, count):
     The arguments are the plans by the keys of their calls, or None for the key as bytes; the
     tensors, results or None, and the other arguments. With one plan instead of several, the last
     argument is a workspace or None, and a Team may follow. The result is None if no plan is ready,
-    or if compiled code cannot read an argument.
+    or if compiled code cannot read an argument; with five arguments otherwise, also if a mode,
+    transform or tracer of PyTorch's may have to see operators.
     """
     known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -453,6 +454,9 @@ def answer(table, arguments, count):
         put(stale, 0, 1)
         team = word(arguments, 4) if count == 5 else 0
         return compute(known, plans, tensors, out, word(arguments, 3), team, words, facts, stale)
+    if count == 5 and py.is_watched(known):
+        py.retain((nothing,))
+        return nothing
     put(stale, 0, 0)
     at = key_of(known, tensors, out, word(arguments, 3), words, facts)
     if at < 0:

@@ -228,14 +228,31 @@ def count_write(known, value):
 
 
 @helper
+def may_be_included(known, key):
+    """Whether this thread includes a dispatch key of PyTorch's, or compiled code cannot tell."""
+    includes = word(known, native.INCLUDES)
+    return includes == 0 or call(includes, (key,)) & 0xFF != 0
+
+
+@helper
 def makes_tensors(known):
     """Whether compiled code may make new tensors, since no mode or transform must see them."""
-    includes = word(known, native.INCLUDES)
+    return not (
+        word(known, native.WRAP) == 0
+        or may_be_included(known, word(known, native.MODES))
+        or may_be_included(known, word(known, native.TRANSFORMS))
+    )
+
+
+@helper
+def is_watched(known):
+    """Whether a mode, transform or tracer of PyTorch's may have to see operators."""
     return (
-        word(known, native.WRAP) != 0
-        and includes != 0
-        and call(includes, (word(known, native.MODES),)) & 0xFF == 0
-        and call(includes, (word(known, native.TRANSFORMS),)) & 0xFF == 0
+        word(known, native.FUNCTION_MODES) == 0
+        or call(word(known, native.FUNCTION_MODES), ()) & 0xFF != 0
+        or may_be_included(known, word(known, native.MODES))
+        or may_be_included(known, word(known, native.TRANSFORMS))
+        or may_be_included(known, word(known, native.TRACER))
     )
 
 
