@@ -21,6 +21,7 @@ from normgrad.testing import FORWARD
 from .support import INTERPRETED, OPERATORS, bits, make, named
 
 torch = pytest.importorskip("torch")
+import normgrad.torch  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,
@@ -409,6 +410,75 @@ def test_what_compiled_code_does_not_copy(what):
         "subclass": vector.as_subclass(type("Other", (torch.Tensor,), {})),
     }[what]
     assert native.copies((torch.ones(3), value), torch.empty_like) is None
+
+
+def test_a_batch_is_counted():
+    ng.batch_norm_backward(X, X, training=True)
+    batches = torch.tensor([3, 5])[1]
+    version = batches._version
+    assert native.add_one(batches) is True
+    assert (int(batches), batches._version) == (6, version + 1)
+
+
+@pytest.mark.parametrize(
+    "what", ["axis", "int32", "uint8", "float64", "none", "integer", "inference", "no storage"]
+)
+def test_what_compiled_code_does_not_count(what):
+    ng.batch_norm_backward(X, X, training=True)
+    resized = torch.tensor(1)
+    resized.untyped_storage().resize_(0)
+    with torch.inference_mode():
+        inference = torch.tensor(1)
+    value = {
+        "axis": torch.tensor([1]),
+        "none": None,
+        "integer": 1,
+        "inference": inference,
+        "no storage": resized,
+    }
+    value |= {name: torch.tensor(1, dtype=getattr(torch, name)) for name in ("int32", "uint8")}
+    value["float64"] = torch.tensor(1.0, dtype=torch.float64)
+    assert native.add_one(value[what]) is None
+    assert what == "no storage" or value[what] is None or value[what] == 1
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("mode", ["dispatch", "function", "transform", "tracer"])
+def test_what_must_see_a_layer(mode):
+    """A mode, a transform and a tracer get all its operators, also those in place."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    layer, seen = normgrad.torch.nn.BatchNorm1d(3), []
+    for _ in range(2):
+        layer(X)
+    assert native.add_one(layer.num_batches_tracked) is True
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
+            seen.append(function.name())
+            return function(*arguments, **(options or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, kinds, arguments=(), options=None):
+            seen.append(function.__name__)
+            return function(*arguments, **(options or {}))
+
+    if mode == "dispatch":
+        with Dispatch():
+            layer(X)
+        assert "aten::add_.Tensor" in seen
+    elif mode == "function":
+        with Function():
+            layer(X)
+        assert "add_" in seen
+    elif mode == "transform":
+        batches = layer.num_batches_tracked
+        torch.func.vmap(lambda value: (seen.append(native.add_one(batches)), value)[1])(X)
+        assert seen == [None]
+    else:
+        traced = torch.jit.trace(layer, X, check_trace=False)
+        assert "aten::add_" in str(traced.inlined_graph)
 
 
 def test_copies_that_cannot_be_made(made_by_python):

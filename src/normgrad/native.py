@@ -9,7 +9,7 @@ not know.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,13 +23,13 @@ MAX_RANK = 8
 
 # The fields of the table, int64 each.
 (
-    NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT, HASH,
+    NONE, TRUE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT, HASH,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
     FUNCTION_MODES, TRACER, COUNT, WRITTEN, EXCEPTION,
     DTYPES,
-) = range(39)  # fmt: skip
+) = range(40)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -110,7 +110,8 @@ def _find_python() -> None:
         and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_SIZES])) == array.shape
         and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_STRIDES])) == array.strides
     )
-    known[NONE], known[TUPLE], known[TUPLE_ENTRIES] = id(None), id(tuple), tuple.__basicsize__
+    known[NONE], known[TRUE] = id(None), id(True)
+    known[TUPLE], known[TUPLE_ENTRIES] = id(tuple), tuple.__basicsize__
     known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
     known[EXCEPTION] = id(Exception)
     some = bytes(range(8))
@@ -210,5 +211,9 @@ answer: Callable[..., Any] = nothing_known
 #: Its second argument makes a tensor like another. It returns None if it cannot copy one of them.
 #: It is for tensors whose memory kernels may read, and set as ``answer`` is.
 copies: Callable[[tuple[Any, ...], Callable[[Any], Any]], tuple[Any, ...] | None] = nothing_known
+
+#: The compiled function that adds 1 to a PyTorch tensor, which is one int64, in place. It returns
+#: True; or None if it did nothing, as where a mode must see it. It is set as ``answer`` is.
+add_one: Callable[[Any], bool | None] = nothing_known
 
 _find_python()

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 from torch.nn import Module
 
+from .. import native
 from . import collectives, functional
 
 
@@ -91,8 +93,10 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
                 return self._averaging(input, mean, var, batches, weight, bias)
             momentum = 0.0
         output = self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
-        if batches is not None:
-            batches.add_(1)  # not before: a batch that raised an error must not count
+        # Not before: a batch that raised an error must not count. A tensor's own addition takes as
+        # long as a twentieth of a small layer.
+        if batches is not None and (is_dynamo_compiling() or native.add_one(batches) is None):
+            batches.add_(1)
         return output
 
     def _tensors(self) -> tuple[Any, Any, Any, Any, Any]:

@@ -499,10 +499,16 @@ def copies(table, arguments):
 
 
 def function(owner, arguments, count):
-    """The function that Python calls: which of two depends on the number of arguments.
+    """The function that Python calls: which of three depends on the number of arguments.
 
     They are one function, so that the helpers they share are compiled once.
     """
+    if count == 1:
+        known = py.long_value((owner,))
+        done = py.add_one(known, word(arguments, 0))
+        answered = word(known, native.TRUE) if done else word(known, native.NONE)
+        py.retain((answered,))
+        return answered
     if count == 2:
         return copies(owner, arguments)
     return answer(owner, arguments, count)

@@ -21,6 +21,7 @@ from .intrinsics import (
     get,
     int32s_at,
     int_buffer,
+    integers_at,
     not_inlined,
     plain,
     put,
@@ -38,6 +39,8 @@ SIGNATURE_MAX, VECTOR = SIZES + 2 * MAX_RANK, SIZES + 2
 #: The fields of ``found``: the first element's address, the bytes of an element if the tensor is
 #: PyTorch's, and NumPy's flags; and their number.
 ADDRESS, BYTES, FLAGS, FOUND = range(4)
+#: DLPack's code and bits of int64.
+INT64 = 64 << 8
 #: The number of words in DLPack's DLTensor.
 DLTENSOR_WORDS = 6
 #: Offsets in words: of any object's type, a tuple's length, and a weak reference's object.
@@ -274,6 +277,25 @@ def new_tensor(known, words):
     if made == 0:
         clear_error(())
     return made
+
+
+@helper
+def add_one(known, value):
+    """Add 1 to a plain PyTorch tensor that is one int64; returns whether that was done."""
+    words, found = int_buffer(SIGNATURE_MAX), int_buffer(FOUND)
+    if (
+        describe(known, value, words, plain(0), found) != SIZES
+        or word(value, TYPE) != word(known, native.TENSOR)
+        or get(words, DEVICE) != native.CPU
+        or get(words, DTYPE) >> 32 & 0xFFFF != INT64
+        or is_watched(known)
+        or not holds_all(known, value, words, plain(0), get(found, BYTES))
+        or not count_write(known, value)
+    ):
+        return False
+    number = integers_at(get(found, ADDRESS))
+    put(number, 0, get(number, 0) + 1)
+    return True
 
 
 @helper

@@ -37,7 +37,7 @@ _FASTCALL = 0x80
 
 @cache
 def answer() -> Callable[..., Any]:
-    """The compiled function for ``native.answer`` and ``native.copies``.
+    """The compiled function for ``native.answer``, ``native.copies`` and ``native.add_one``.
 
     It is ``enter.function`` as a built-in function of Python, whose first argument is the address
     of native.py's table.
@@ -55,7 +55,7 @@ def answer() -> Callable[..., Any]:
 def take_calls() -> None:
     """Have compiled code answer calls from now on."""
     if native.answer is native.nothing_known:
-        native.answer = native.copies = answer()
+        native.answer = native.copies = native.add_one = answer()
 
 
 def launch() -> int:
