@@ -54,8 +54,9 @@ STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
 #: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
-#: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes.
-FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
+#: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes. The
+#: multiple of the cache beyond which what follows in a row is prefetched too.
+FETCHED_ROWS, FETCHED_COLUMNS, FETCHED_IN_ROWS = 0.5, 2, 4
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
 
@@ -403,17 +404,19 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
     return 1 if row % LINE == 0 and read >= STREAMED_BY_ONE * machine.cache else 0
 
 
-def fetches_ahead(access: Access, machine: Machine) -> bool:
-    """Whether loops prefetch the next rows, which the hardware prefetcher would miss.
+def fetches_ahead(access: Access, machine: Machine) -> int:
+    """What loops prefetch: 0, nothing; 1, the next rows; 2, also what follows in a row.
 
-    For rows, the next row is the channel's row in the next image. For columns, several places in
-    memory are read in turn. Rows of columns that hold short channels lie in different images, too
-    far apart, and are not prefetched.
+    The processor's own prefetcher misses the next rows, and stops at the end of each page. For
+    rows, the next row is the channel's row in the next image. For columns, several places in memory
+    are read in turn. Rows of columns that hold short channels lie in different images, too far
+    apart, and are not prefetched.
     """
     if not access.columns:
-        return access.bytes > FETCHED_ROWS * machine.cache
+        limits = FETCHED_ROWS * machine.cache, FETCHED_IN_ROWS * machine.cache
+        return sum(access.bytes > limit for limit in limits)
     near = machine.l2 if access.dtype.is_half else machine.cache
-    return access.bytes > FETCHED_COLUMNS * near and access.run == 1
+    return int(access.bytes > FETCHED_COLUMNS * near and access.run == 1)
 
 
 def fetches_next(access: Access, machine: Machine) -> bool:

@@ -106,9 +106,9 @@ OWN_PARAMETERS = _block()
 COLUMNS, MOVED, DY_IN_DX = _block.each(3)
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
-# the most threads with which it is); whether the next rows are prefetched while others are summed,
-# and what the next task sums while dx is written; and the most rows of a piece that is written from
-# the last rows on, or 0 if steps that only write go in memory's order.
+# the most threads with which it is); what is prefetched while rows are summed (access.py), and
+# whether what the next task sums is, while dx is written; and the most rows of a piece that is
+# written from the last rows on, or 0 if steps that only write go in memory's order.
 REPEAT, STREAM, AHEAD, NEXT, BACKWARDS = _block.each(5)
 BLOCK_FIELDS = _block.end
 

@@ -76,7 +76,7 @@ def keep_moments_about(operation, x, job, per, point, kept, i):
     """Take the moments of a channel's rows about a point, and keep them as the i-th."""
     not_inlined()
     step, rows, run = get(job, B.J_ROW_STEPS + 1), get(job, B.J_ROWS), per * get(job, B.J_RUN)
-    terms, ahead = (splat_like(x, x, point), zero_lanes(x, x), x), get(job, B.J_AHEAD) != 0
+    terms, ahead = (splat_like(x, x, point), zero_lanes(x, x), x), get(job, B.J_AHEAD)
     totals = sums_of_rows(operation, (x, x, x), (step, step, step), rows, run, terms, ahead, False)
     put_lanes(kept[0], i * HALF, totals[0])
     put_lanes(kept[1], i * HALF, totals[1])

@@ -98,13 +98,16 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
     # One loop over the blocks of all rows; a short row is one block.
     here, start, left = tensors, 0, rows if count > 0 else 0
     while left > 0:
-        if ahead and start == 0 and left > 1:
+        if ahead != 0 and start == 0 and left > 1:
             fetch(here, steps, smaller(count, FETCHED))
         if chain + longer > CHAIN:
             totals = add_chains(totals, a, b)
             a, b = (zero, zero), (zero, zero)
             chain = 0
         end = smaller(whole, start + BLOCK)
+        if ahead > 1:
+            for k in range(start + FETCHED, smaller(whole, start + FETCHED + BLOCK), LANES):
+                prefetch_inputs(here, k, k)
         a, b = add_whole_lanes(operation, here, start, end, terms, a, b, streaming)
         chain += longer
         start += BLOCK
@@ -212,7 +215,7 @@ def sums(operation, dy, x, dx, job):
     if is_short(zero_lanes(dy, x), get(job, B.J_ROWS), get(job, B.J_RUN)):
         sums_of_short_rows(operation, dy, x, dx, job)
         return
-    rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
+    rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD)
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
     weight = reals_at(get(job, B.J_WEIGHT), dy, x)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
