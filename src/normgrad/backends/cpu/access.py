@@ -55,7 +55,7 @@ STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
 MOST_THREADS = 1 << 30
 #: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
 #: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes. The
-#: multiple of the cache beyond which what follows in a row is prefetched too.
+#: multiple of the cache beyond which, of what is read, the rest of a row is prefetched too.
 FETCHED_ROWS, FETCHED_COLUMNS, FETCHED_IN_ROWS = 0.5, 2, 4
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
@@ -413,8 +413,11 @@ def fetches_ahead(access: Access, machine: Machine) -> int:
     apart, and are not prefetched.
     """
     if not access.columns:
-        limits = FETCHED_ROWS * machine.cache, FETCHED_IN_ROWS * machine.cache
-        return sum(access.bytes > limit for limit in limits)
+        if access.bytes <= FETCHED_ROWS * machine.cache:
+            return 0
+        elements = access.sets.size * access.channel.size * access.per_channel
+        read = elements * read_bytes(access.problem)
+        return 1 + (read > FETCHED_IN_ROWS * machine.cache)
     near = machine.l2 if access.dtype.is_half else machine.cache
     return int(access.bytes > FETCHED_COLUMNS * near and access.run == 1)
 

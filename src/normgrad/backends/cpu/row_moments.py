@@ -8,6 +8,7 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
+from .access import FETCHED
 from .conversions import HalfStorage
 from .helpers import by_types, helper
 from .intrinsics import (
@@ -28,6 +29,7 @@ from .lanes import (
     HALF,
     LANES,
     double_lanes,
+    prefetch_lanes,
     put_lanes,
     splat,
     splat_like,
@@ -166,15 +168,19 @@ def moments_about_points(operation, x, job, c, end):
 
 
 @helper
-def exact_moments_of_block(zero, x, step, rows, count, mean):
+def exact_moments_of_block(zero, x, step, rows, count, mean, ahead):
     """The moments of some elements of some rows, in a chain of float64 lanes."""
     inlined()
     whole = count // LANES * LANES
     points, moments = points_of(zero, splat(mean)), start_moments(zero)
     for r in range(rows):
         row = shift(x, r * step)
-        for i in range(0, whole, LANES):
-            moments = add_part(row, i, points, moments, None)
+        for start in range(0, whole, BLOCK):
+            if ahead > 1:
+                for i in range(start + FETCHED, smaller(whole, start + FETCHED + BLOCK), LANES):
+                    prefetch_lanes(row, i)
+            for i in range(start, smaller(whole, start + BLOCK), LANES):
+                moments = add_part(row, i, points, moments, None)
         if whole < count:
             moments = add_end(row, whole, points, moments, count - whole)
     return moments
@@ -197,7 +203,7 @@ def exact_chain(zero):
 
 
 @helper
-def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
+def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c, ahead):
     """Add the moments of some rows to channel c's, chain by chain."""
     not_inlined()
     zero = zero_lanes(x, x)
@@ -207,7 +213,7 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
         for start in range(0, count, chain):
             block, n = shift(x, r * x_step + start), smaller(height, rows - r)
             width = smaller(chain, count - start)
-            moments = exact_moments_of_block(zero, block, x_step, n, width, mean)
+            moments = exact_moments_of_block(zero, block, x_step, n, width, mean, ahead)
             fold_moments(zero, sums, c, moments)
 
 
@@ -219,10 +225,11 @@ def exact_moments_of_eight(x, job, c, end, per):
     step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
     rows, run, sums = get(job, B.J_ROWS), per * get(job, B.J_RUN), sums_of(job)
     means, here = shift(doubles_at(get(job, B.J_MEAN)), c // per), x
+    ahead = get(job, B.J_AHEAD)
     while c < end:
         n = smaller(EIGHT, (end - c) // per)
         for i in range(n):
-            moments = exact_moments_of_block(zero, here, step, rows, run, get(means, i))
+            moments = exact_moments_of_block(zero, here, step, rows, run, get(means, i), ahead)
             keep_moments(zero, kept, i, moments)
             here = shift(here, apart)
         add_kept_totals(zero, kept, n, sums, c, per)
@@ -251,7 +258,8 @@ def exact_moments(x, job, c, end):
     row = x
     while c < end:
         n = smaller(per_group - c % per_group, end - c) if are_one_row(job) else 1
-        exact_moments_of_rows(row, step, rows, n * run, get(means, c // per_group), sums, c)
+        mean, ahead = get(means, c // per_group), get(job, B.J_AHEAD)
+        exact_moments_of_rows(row, step, rows, n * run, mean, sums, c, ahead)
         row = shift(row, n * apart)
         c += n
 
