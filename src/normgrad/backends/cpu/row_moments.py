@@ -177,7 +177,7 @@ def exact_moments_of_block(zero, x, step, rows, count, mean, ahead):
         row = shift(x, r * step)
         for start in range(0, whole, BLOCK):
             if ahead > 1:
-                for i in range(start + FETCHED, smaller(whole, start + FETCHED + BLOCK), LANES):
+                for i in range(start + FETCHED, start + FETCHED + BLOCK, LANES):
                     prefetch_lanes(row, i)
             for i in range(start, smaller(whole, start + BLOCK), LANES):
                 moments = add_part(row, i, points, moments, None)
