@@ -24,7 +24,8 @@ from .workspaces import model
 # its steps, or launches. Of launches also the alignment that they are for, CUDA's function for the
 # current device, the objects that tell its stream, a function and its argument, and the object that
 # has Triton's hooks. These fields are written at once, since any thread may read them.
-# Of a compiled driver, the template of its block, and whether it wants a team of threads.
+# Of a compiled driver, the template of its block, and whether it wants a team of threads, or is so
+# brief that it runs with the GIL.
 # Of a plan that another backend computes, the addresses of the compiled function that runs it and
 # of a function of Python's that does the same, and the objects that make a workspace, a function
 # and its argument.
@@ -34,12 +35,12 @@ from .workspaces import model
 # start at RESULTS.
 (
     DRIVE, STEPS, STEP_COUNT, ALIGNED, CURRENT_DEVICE, STREAM_OF, ORDINAL, HOOKED,
-    TEMPLATE, PARALLEL,
+    TEMPLATE, PARALLEL, BRIEF,
     RUN, FUNCTION, MAKER, MODEL,
     DEVICE, WORKSPACE_SIZE, ALIGNMENT, INPUTS, READS_DY, READS_X,
     MADVISE, MSYNC, PAGE, LENGTH, RESULTS,
     SLOTS,
-) = range(26)  # fmt: skip
+) = range(27)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
 # model for each new result, MADE whether compiled code may make it by itself, and PROBED the
 # addresses of the caller's outputs and workspaces that earlier calls found writable: SEATS

@@ -322,8 +322,8 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, wo
             if own == 0:
                 return NOTHING_DONE
             put(addresses, WORKSPACE, aligned(plan, own))
-        # A plan for one thread computes for microseconds; other threads take the GIL no sooner.
-        state = py.let_others_run(()) if word(plan, E.PARALLEL) != 0 else plain(0)
+        # Other threads would take the GIL no sooner.
+        state = py.let_others_run(()) if word(plan, E.BRIEF) == 0 else plain(0)
         call(word(plan, E.DRIVE), (plan, team, threads, addresses))
         if state != 0:
             py.come_back((state,))

@@ -94,6 +94,7 @@ class Runner(E.Entry):
             E.STEPS: steps.ctypes.data,
             E.STEP_COUNT: len(steps),
             E.PARALLEL: self._parallel,
+            E.BRIEF: program.is_brief,
         }
         super().__init__(
             inputs,

@@ -123,14 +123,14 @@ def tiling_of(access: Access) -> Tiling | None:
     )
     if access.along:
         return _of_groups(access, whole)
-    if _is_small(access):
+    if is_small(access):
         return whole
     if access.columns and access.run == 1:
         return _of_samples(access, whole) or _of_positions(access, whole)
     return _of_channels(access, whole)
 
 
-def _is_small(access: Access) -> bool:
+def is_small(access: Access) -> bool:
     """Whether one thread would finish before others have started."""
     return access.sets.size * access.channel.size * access.per_channel < SMALL
 
@@ -195,7 +195,7 @@ def _of_groups(access: Access, whole: Tiling) -> Tiling:
         at_once = min(ROWS_OF_WALK if access.run <= SHORT else ROWS_OF_SLOT, rows)
     elif walks_forward(access):
         at_once = min(ROWS_OF_WALK, rows, max(1, ROWS_AT_ONCE // size))
-    if _is_small(access):
+    if is_small(access):
         return whole._replace(at_once=at_once, piece_rows=1)
     # If sets share their parameters, all sets of a task add to the task's slot.
     turn = ceil_div(sets, TASKS) if problem.by_row else 1
@@ -327,7 +327,7 @@ def of_columns(access: Access, tiles: Tiling) -> Tiling:
     rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
     return tiles._replace(
         sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
-        parts=parts, part_size=SPAN, parallel=not _is_small(access),
+        parts=parts, part_size=SPAN, parallel=not is_small(access),
     )  # fmt: skip
 
 
