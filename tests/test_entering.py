@@ -66,6 +66,7 @@ def entered(monkeypatch):
 
         return watched
 
+    # A plan's own function, which it gets with its first run.
     enter = property(
         lambda plan: watching(vars(plan)["enter"]),
         lambda plan, value: vars(plan).update(enter=value),
@@ -420,6 +421,41 @@ def test_a_batch_is_counted():
     assert (int(batches), batches._version) == (6, version + 1)
 
 
+def test_writes_that_python_counts():
+    """Tensors made in inference mode have no count; an interrupt meanwhile is raised."""
+    with torch.inference_mode():
+        inference = torch.empty_like(X)
+    gradient = torch.empty(3)
+    for _ in range(2):
+        before = gradient._version
+        ng.batch_norm_backward(X, X, torch.ones(3), training=True, out=(inference, gradient, None))
+        assert gradient._version > before
+
+    def interrupted(values):
+        raise KeyboardInterrupt
+
+    written = native.known[native.WRITTEN]
+    native.known[native.WRITTEN] = id(interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ng.batch_norm_backward(
+                X, X, torch.ones(3), training=True, out=(inference, gradient, None)
+            )
+    finally:
+        native.known[native.WRITTEN] = written
+    assert gc.isenabled()
+
+
+def test_small_plans_are_brief():
+    """A single row of layer norm is one task, however long it is."""
+    for shape, brief in (((3, 4), 1), ((1, 1 << 16), 0)):
+        x = torch.zeros(shape)
+        plan = ng.plan("layer_norm", input=x, normalized_shape=shape[1:])
+        plan.run(x)
+        assert plan._runner.table[entries.BRIEF] == brief
+        assert plan._runner.table[entries.PARALLEL] == 0
+
+
 @pytest.mark.parametrize(
     "what", ["axis", "int32", "uint8", "float64", "none", "integer", "inference", "no storage"]
 )
@@ -449,9 +485,9 @@ def test_what_must_see_a_layer(mode):
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    layer, seen = normgrad.torch.nn.BatchNorm1d(3), []
+    layer, seen, leaf = normgrad.torch.nn.BatchNorm1d(3), [], X.clone().requires_grad_()
     for _ in range(2):
-        layer(X)
+        layer(leaf).sum().backward()
     assert native.add_one(layer.num_batches_tracked) is True
 
     class Dispatch(TorchDispatchMode):
@@ -466,18 +502,25 @@ def test_what_must_see_a_layer(mode):
 
     if mode == "dispatch":
         with Dispatch():
-            layer(X)
+            layer(leaf).sum().backward()
+        assert "normgrad::native_batch_norm" in seen
+        assert "normgrad::native_batch_norm_backward" in seen
         assert "aten::add_.Tensor" in seen
     elif mode == "function":
         with Function():
             layer(X)
+        assert "batch_norm" in seen
         assert "add_" in seen
     elif mode == "transform":
         batches = layer.num_batches_tracked
         torch.func.vmap(lambda value: (seen.append(native.add_one(batches)), value)[1])(X)
         assert seen == [None]
+        layer.eval()
+        each = torch.func.vmap(layer)(X[:, None])
+        assert torch.equal(each[:, 0], layer(X))
     else:
         traced = torch.jit.trace(layer, X, check_trace=False)
+        assert "normgrad::native_batch_norm" in str(traced.inlined_graph)
         assert "aten::add_" in str(traced.inlined_graph)
 
 

@@ -387,4 +387,5 @@ def written(values: Iterable[Any]) -> None:
         of_torch().wrote(tensors)
 
 
+#: Compiled code calls it where it cannot count writes itself.
 native.known[native.WRITTEN] = id(written)

@@ -201,10 +201,11 @@ def nothing_known(*arguments: Any) -> Any:
 #: The compiled function that computes a call from plans by key, the tensors, ``out`` and the other
 #: arguments. It returns the results, or None if no plan matches the call, or if results cannot be
 #: made: Python then does the same with all checks, and raises the errors. With a single plan in the
-#: place of the plans by key, the last argument is the workspace or None. With None in their place
-#: it returns the call's key as bytes, or None if it cannot read some argument. A fifth argument, of
-#: any value, asks for None if a mode, transform or tracer of PyTorch's must see operators; or if it
-#: cannot tell. The first plan that is run sets it.
+#: place of the plans by key, the fourth argument is the workspace or None, and a Team may follow.
+#: With None in their place it returns the call's key as bytes, or None if it cannot read some
+#: argument. With plans by key, a fifth argument of any value asks for None also where a mode,
+#: transform or tracer of PyTorch's may have to see operators. Interrupts, and errors of a run that
+#: Python did, propagate. The first plan that is run sets it.
 answer: Callable[..., Any] = nothing_known
 
 #: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.

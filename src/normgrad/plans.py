@@ -213,6 +213,7 @@ class Plan:
         tensors = arguments.values[: len(self._names)]
         ready = self._runner.learn(tensors, tuple(results), makers)
         if ready is not None:
+            # In this order: given no plan, compiled code would answer with the call's key.
             self.ready, self._enter = ready, self._runner.enter
 
     def _compare(self, arguments: Arguments) -> None:

@@ -169,6 +169,10 @@ def _in_range(
         sums = abs(dy).sum(others, keepdims=True)
         projections = abs(product).sum(others, keepdims=True)
         found.add(sums, projections, projections * spread)
+        # Rounding decides whether a sum that cancels is 0, and an infinite 1/std times 0 is NaN.
+        rounding = precision.ANY_DATA[dtypes.float32] * np.finfo(real).eps * projections
+        cancels = (abs(product.sum(others, keepdims=True)) <= rounding) & (projections > 0)
+        found.exclude(np.isinf(spread) & cancels)
     shift, slope = sums / n, spread * spread * projections / n
     inner_terms = (shift, projections / n, spread * spread, slope, centred * slope)
     found.add(*inner_terms, gain * shift, gain * slope, gain * centred * slope)

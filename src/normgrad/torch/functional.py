@@ -26,6 +26,7 @@ from .nodes import NORMS, Norm, any_requires_grad, called, clones
 _BATCH_NORM, _GROUP_NORM = NORMS["batch_norm"], NORMS["group_norm"]
 _LAYER_NORM, _RMS_NORM = NORMS["layer_norm"], NORMS["rms_norm"]
 
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
@@ -124,10 +125,13 @@ def _norm(
     # CUDA's autocast leaves batch norm as it is.
     converts = (
         len(running) == 0
+        and is_any_autocast_enabled()
+        and torch.is_autocast_enabled("cuda")
         and isinstance(tensors[0], Tensor)
         and tensors[0].is_cuda
-        and torch.is_autocast_enabled("cuda")
     )
+    # What the compiler and forward-mode derivatives must see; compiled code asks the rest of
+    # ``watching.unwatched``.
     if not (
         is_dynamo_compiling()
         or forward_ad._current_level >= 0

@@ -93,8 +93,8 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
                 return self._averaging(input, mean, var, batches, weight, bias)
             momentum = 0.0
         output = self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
-        # Not before: a batch that raised an error must not count. A tensor's own addition takes as
-        # long as a twentieth of a small layer.
+        # Counted last, since a batch that raised an error must not count; by compiled code, since
+        # PyTorch's addition takes a twentieth of a small layer's time.
         if batches is not None and (is_dynamo_compiling() or native.add_one(batches) is None):
             batches.add_(1)
         return output
@@ -102,7 +102,7 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     def _tensors(self) -> tuple[Any, Any, Any, Any, Any]:
         """The running mean and variance, the number of batches, the weight and the bias."""
         table, parameters = self._buffers, self._parameters
-        try:
+        try:  # one function for all, since in cold caches each call costs
             return (
                 table["running_mean"], table["running_var"], table["num_batches_tracked"],
                 parameters["weight"], parameters["bias"],

@@ -220,6 +220,7 @@ class Forward(Node):
         choices = (*ctx.choices, mask)
         saved = ctx.saved_tensors
         tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
+        # As in functional.py, compiled code asks the rest of ``unwatched``.
         if not (torch.is_grad_enabled() or is_dynamo_compiling() or forward_ad._current_level >= 0):
             found = native.answer(norm.gradient_plans, tensors, None, choices, True)
             if found is None and unwatched() and kernels_suffice(grad_out):

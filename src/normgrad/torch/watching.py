@@ -17,7 +17,10 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
 def unwatched() -> bool:
-    """Whether no transform, mode, compiler or tracer is active that must see operators."""
+    """Whether no transform, mode, compiler or tracer is active that must see operators.
+
+    Compiled code asks the same, but for the compiler and forward mode (``is_watched``).
+    """
     return not (
         torch.compiler.is_dynamo_compiling()
         or _C._len_torch_dispatch_stack()

@@ -54,8 +54,9 @@ STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
 #: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
-#: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes. The
-#: multiple of the cache beyond which, of what is read, the rest of a row is prefetched too.
+#: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes. If
+#: more than the last times the cache is read, rows are prefetched themselves too: by sums to their
+#: ends, by moments in float64 also what follows them in memory.
 FETCHED_ROWS, FETCHED_COLUMNS, FETCHED_IN_ROWS = 0.5, 2, 4
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
@@ -125,6 +126,11 @@ class Access(NamedTuple):
     def per_channel(self) -> int:
         """The elements of a channel in a set, as if every row of a cut axis had the full length."""
         return self.positions * self.run
+
+    @property
+    def elements(self) -> int:
+        """The elements of a data tensor."""
+        return self.sets.size * self.channel.size * self.per_channel
 
     @property
     def bytes(self) -> int:
@@ -405,7 +411,7 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
 
 
 def fetches_ahead(access: Access, machine: Machine) -> int:
-    """What loops prefetch: 0, nothing; 1, the next rows; 2, also what follows in a row.
+    """What loops prefetch: 0, nothing; 1, the next rows; 2, also the rows, some elements ahead.
 
     The processor's own prefetcher misses the next rows, and stops at the end of each page. For
     rows, the next row is the channel's row in the next image. For columns, several places in memory
@@ -415,9 +421,7 @@ def fetches_ahead(access: Access, machine: Machine) -> int:
     if not access.columns:
         if access.bytes <= FETCHED_ROWS * machine.cache:
             return 0
-        elements = access.sets.size * access.channel.size * access.per_channel
-        read = elements * read_bytes(access.problem)
-        return 1 + (read > FETCHED_IN_ROWS * machine.cache)
+        return 1 + (access.elements * read_bytes(access.problem) > FETCHED_IN_ROWS * machine.cache)
     near = machine.l2 if access.dtype.is_half else machine.cache
     return int(access.bytes > FETCHED_COLUMNS * near and access.run == 1)
 

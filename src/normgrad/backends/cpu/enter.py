@@ -88,7 +88,7 @@ def describe_all(known, values, words, at, facts):
 def key_of(known, tensors, out, choices, words, facts):
     """Write a call's key: the signature and the other arguments. Returns its length, or -1.
 
-    ``facts`` get those of the tensors.
+    ``facts`` get what :func:`.describe` finds of the tensors; those of ``out`` are not kept.
     """
     if not (py.is_tuple(known, tensors) and py.is_tuple(known, choices)):
         return -1
@@ -149,7 +149,7 @@ def is_brought(known, out, index):
 def tell_addresses(plan, known, tensors, out, first, words, at, facts, addresses):
     """Store the addresses of described tensors if the signature is the plan's.
 
-    Returns the number of words, or -1 if the signature is not the plan's, or if a storage lacks
+    Returns the number of words so far, or -1 if they are not the plan's, or if a storage lacks
     elements. ``first`` is the number of the first tensor: 0 for inputs. Of results, those that
     ``out`` has are the caller's, and must be writable; the others are new.
     """
@@ -244,20 +244,20 @@ def remember(plan, probed, index, value, address):
 
 @helper
 def count_writes(known, out):
-    """Count for autograd that the caller's results, if any, were written to."""
-    if out == word(known, native.NONE):
-        return
-    counted = True
-    for index in range(word(out, py.LENGTH)):
+    """Count for autograd that the caller's results, if any, were written to.
+
+    Returns False if Python raised.
+    """
+    counted, argument = True, int_buffer(1)
+    for index in range(word(out, py.LENGTH) if out != word(known, native.NONE) else 0):
         counted &= py.count_write(known, py.entry(known, out, index))
-    if not counted and word(known, native.WRITTEN) != 0:
-        argument = int_buffer(1)
-        put(argument, 0, out)
-        done = py.call_object((word(known, native.WRITTEN), argument, 1, 0))
-        if done == 0:
-            py.clear_error(())
-        else:
-            py.release((done,))
+    if counted or word(known, native.WRITTEN) == 0:
+        return True
+    # Python counts all of them: to count some twice does no harm.
+    put(argument, 0, out)
+    done = py.call_object((word(known, native.WRITTEN), argument, 1, 0))
+    py.release((done,))
+    return done != 0
 
 
 @helper
@@ -322,7 +322,7 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, wo
             if own == 0:
                 return NOTHING_DONE
             put(addresses, WORKSPACE, aligned(plan, own))
-        # Other threads would take the GIL no sooner.
+        # A brief plan keeps the GIL: it ends before another thread could take it.
         state = py.let_others_run(()) if word(plan, E.BRIEF) == 0 else plain(0)
         call(word(plan, E.DRIVE), (plan, team, threads, addresses))
         if state != 0:
@@ -421,9 +421,11 @@ def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
         py.release((nothing,))
         return nothing_made(known)
     if status == 0:
-        count_writes(known, out)
         py.release((nothing,))
-        return results
+        if count_writes(known, out):
+            return results
+        py.release((results,))
+        return 0
     py.release((results,))
     if status != ANSWERED:
         return nothing

@@ -1,4 +1,4 @@
-"""Reading tensors from their Python objects, and making new ones, in compiled code.
+"""Reading and making tensors' Python objects, and counting writes and batches, in compiled code.
 
 NumPy's arrays are read through their C structure. PyTorch's plain tensors on the CPU are read
 through the C functions that it offers to compiled models, which make new ones too, and its other
@@ -238,13 +238,17 @@ def may_be_included(known, key):
 
 
 @helper
-def makes_tensors(known):
-    """Whether compiled code may make new tensors, since no mode or transform must see them."""
-    return not (
-        word(known, native.WRAP) == 0
-        or may_be_included(known, word(known, native.MODES))
-        or may_be_included(known, word(known, native.TRANSFORMS))
+def may_be_dispatched(known):
+    """Whether a mode or transform of PyTorch's may have to see what is done to tensors."""
+    return may_be_included(known, word(known, native.MODES)) or may_be_included(
+        known, word(known, native.TRANSFORMS)
     )
+
+
+@helper
+def makes_tensors(known):
+    """Whether compiled code may make new tensors."""
+    return word(known, native.WRAP) != 0 and not may_be_dispatched(known)
 
 
 @helper
@@ -253,8 +257,7 @@ def is_watched(known):
     return (
         word(known, native.FUNCTION_MODES) == 0
         or call(word(known, native.FUNCTION_MODES), ()) & 0xFF != 0
-        or may_be_included(known, word(known, native.MODES))
-        or may_be_included(known, word(known, native.TRANSFORMS))
+        or may_be_dispatched(known)
         or may_be_included(known, word(known, native.TRACER))
     )
 

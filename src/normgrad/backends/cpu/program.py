@@ -29,7 +29,7 @@ from .access import (
     streams,
 )
 from .steps import Step, steps_of
-from .tiling import Tiling, is_small, keeps_chains, tiling_of
+from .tiling import Tiling, keeps_chains, tiling_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
@@ -65,11 +65,6 @@ class Program:
     def workspace_size(self) -> int:
         """The bytes of the workspace, with what aligning the caller's buffer may cost."""
         return _workspace(self)[1]
-
-    @property
-    def is_brief(self) -> bool:
-        """Whether one thread runs it in microseconds."""
-        return is_small(self.access) and not any(step.fields()[B.THREADS] for step in self.steps)
 
     @property
     def coefficients(self) -> str:

@@ -176,10 +176,11 @@ def exact_moments_of_block(zero, x, step, rows, count, mean, ahead):
     for r in range(rows):
         row = shift(x, r * step)
         for start in range(0, whole, BLOCK):
-            if ahead > 1:
-                for i in range(start + FETCHED, start + FETCHED + BLOCK, LANES):
-                    prefetch_lanes(row, i)
-            for i in range(start, smaller(whole, start + BLOCK), LANES):
+            end = smaller(whole, start + BLOCK)
+            if ahead > 1:  # past the row's end too: what follows in memory is read soon
+                for i in range(start, end, LANES):
+                    prefetch_lanes(row, i + FETCHED)
+            for i in range(start, end, LANES):
                 moments = add_part(row, i, points, moments, None)
         if whole < count:
             moments = add_end(row, whole, points, moments, count - whole)
@@ -255,10 +256,10 @@ def exact_moments(x, job, c, end):
     if per == per_group and is_one_chain(zero_lanes(x, x), rows, per * run):
         exact_moments_of_eight(x, job, c, end, per)
         return
-    row = x
+    row, ahead = x, get(job, B.J_AHEAD)
     while c < end:
         n = smaller(per_group - c % per_group, end - c) if are_one_row(job) else 1
-        mean, ahead = get(means, c // per_group), get(job, B.J_AHEAD)
+        mean = get(means, c // per_group)
         exact_moments_of_rows(row, step, rows, n * run, mean, sums, c, ahead)
         row = shift(row, n * apart)
         c += n

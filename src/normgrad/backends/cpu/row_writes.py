@@ -29,7 +29,7 @@ from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The shortest rows that are written as one run though no stores bypass the caches.
+#: The least elements of rows that are written as one run though no stores bypass the caches.
 SPLIT = 2 * LANES
 
 
@@ -203,10 +203,10 @@ def is_streamed(dx, job):
 
 @helper
 def are_split(operation, dx, job):
-    """Whether a run is faster than its rows, whose stores span two cache lines each.
+    """Whether each store of a row would span two cache lines, so that rows are written as one run.
 
-    Lanes that two rows share are computed twice, so rows must be long. A store of half types is
-    one line, which a split costs less.
+    Lanes that two rows share are computed twice, so rows must be long. Half types' stores, of one
+    line, gained nothing.
     """
     run, size = get(job, B.J_RUN), item_size(dx)
     return (

@@ -222,6 +222,7 @@ def sums(operation, dy, x, dx, job):
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
     kept, few = (double_buffer(LOTS), double_buffer(LOTS)), rows * run < LANES
+    alone = few and rows > 1
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
@@ -230,13 +231,13 @@ def sums(operation, dy, x, dx, job):
             mean, gain = get(means, group), get(gains, channel)
             terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
             here = further((dy, x, dx), apart, start + i)
-            if few and rows > 1:
+            if alone:
                 few_terms(operation, here, steps, rows, run, mean, terms, sums, channel)
             elif few:
-                keep_few_terms(operation, here, steps, run, mean, terms, kept, i, sums, channel)
+                keep_few_terms(operation, here, run, mean, terms, kept, i, sums, channel)
             else:
                 totals = sums_of_rows(operation, here, steps, rows, run, terms, ahead, streaming)
                 keep_totals(kept, i, totals, sums, channel)
             group, left = next_group(group, left, per_group)
-        if not few or rows == 1:
+        if not alone:
             add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start, 1)

@@ -18,6 +18,7 @@ from . import block as B
 from . import teams, units
 from .program import ALIGNMENT, Program
 from .teams import ALONE
+from .tiling import is_small
 
 
 class _Method(ctypes.Structure):
@@ -53,7 +54,7 @@ def answer() -> Callable[..., Any]:
 
 
 def take_calls() -> None:
-    """Have compiled code answer calls from now on."""
+    """Have compiled code answer calls from now on, if it does not yet."""
     if native.answer is native.nothing_known:
         native.answer = native.copies = native.add_one = answer()
 
@@ -94,7 +95,7 @@ class Runner(E.Entry):
             E.STEPS: steps.ctypes.data,
             E.STEP_COUNT: len(steps),
             E.PARALLEL: self._parallel,
-            E.BRIEF: program.is_brief,
+            E.BRIEF: is_small(program.access) and not self._parallel,
         }
         super().__init__(
             inputs,

@@ -101,6 +101,7 @@ def means_of_groups(sums, groups, per_group, m, means):
                 if (term[0] != 0.0) | (term[1] != 0.0):
                     total = plus(total, term)
         put_pair(means, g, total)
+    # Divisions are a loop of their own, which can be vectorised.
     for g in range(groups):
         put_pair(means, g, over(get_pair(means, g), m))
 

@@ -200,14 +200,14 @@ def terms_of_few(operation, tensors, count, mean, terms):
 
 
 @by_types
-def keep_few_terms(operation, tensors, steps, count, mean, terms, kept, i, sums, c):
+def keep_few_terms(operation, tensors, count, mean, terms, kept, i, sums, c):
     """Keep the terms of one row that has fewer elements than lanes, as ``keep_totals``."""
     if any(tensor.dtype == types.float64 for tensor in tensors):
-        return lambda operation, tensors, steps, count, mean, terms, kept, i, sums, c: few_terms(
-            operation, tensors, steps, 1, count, mean, terms, sums, c
+        return lambda operation, tensors, count, mean, terms, kept, i, sums, c: few_terms(
+            operation, tensors, (0, 0, 0), 1, count, mean, terms, sums, c
         )
 
-    def plain(operation, tensors, steps, count, mean, terms, kept, i, sums, c):
+    def plain(operation, tensors, count, mean, terms, kept, i, sums, c):
         d, value = terms_of_few(operation, tensors, count, mean, terms)
         put_lanes(kept[0], i * HALF, halves_added(d))
         put_lanes(kept[1], i * HALF, halves_added(value))

@@ -15,7 +15,8 @@ from ...layout import ceil_div, rounded_up
 from ...memory import LINE
 from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
-#: The least elements for several threads: with fewer, one has finished before others have started.
+#: The least elements for several threads, and for releasing the GIL: with fewer, one thread has
+#: finished before others have started.
 SMALL = 1 << 14
 #: The least elements of a part, and about the least of a task where dx or y does not depend on
 #: sums: cutting a channel, sample or small tensor further does not pay.
@@ -132,7 +133,7 @@ def tiling_of(access: Access) -> Tiling | None:
 
 def is_small(access: Access) -> bool:
     """Whether one thread would finish before others have started."""
-    return access.sets.size * access.channel.size * access.per_channel < SMALL
+    return access.elements < SMALL
 
 
 def _rows_of_piece(access: Access) -> int:

@@ -93,7 +93,7 @@ def spread(numbers, first, count, per_group, row):
     group = first // per_group
     end = per_group - first % per_group
     c = 0
-    if end == per_group and per_group <= EIGHT:
+    if end == per_group and per_group <= EIGHT:  # a whole group takes one store
         while c < count:
             put_lanes(row, c, splat_eight(get(numbers, group)))
             c, group = c + per_group, group + 1
