@@ -373,6 +373,20 @@ def test_what_an_l2_holds_or_is_far_too_small_for_is_written_in_memorys_order(sh
     assert access.rows_backwards(plan._program.access, shape[1], SERVER) == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "level"),
+    [
+        ((2, 64, 56, 56), "float32", 0),  # 4.8 MB of dy, x and dx
+        ((8, 64, 56, 56), "float32", 1),  # 19 MB
+        ((32, 64, 112, 112), "bfloat16", 2),  # 103 MB of dy and x
+    ],
+)
+def test_large_rows_are_prefetched(shape, dtype, level):
+    x = ng.TensorSpec(shape, dtype)
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
+    assert access.fetches_ahead(plan._program.access, SERVER) == level
+
+
 def test_what_needs_no_sums_is_written_in_memorys_order():
     vectors = dict.fromkeys(("running_mean", "running_var"), np.ones(64, np.float32))
     plan = plan_of((64, 64, 28, 28), "batch_norm_backward", training=False, **vectors)
