@@ -457,15 +457,28 @@ def test_small_plans_are_brief():
 
 
 @pytest.mark.parametrize(
-    "what", ["axis", "int32", "uint8", "float64", "none", "integer", "inference", "no storage"]
+    "what",
+    [
+        "axis",
+        "int32",
+        "uint8",
+        "float64",
+        "none",
+        "integer",
+        "inference",
+        "inference's data",
+        "no storage",
+    ],  # fmt: skip
 )
 def test_what_compiled_code_does_not_count(what):
     ng.batch_norm_backward(X, X, training=True)
     resized = torch.tensor(1)
     resized.untyped_storage().resize_(0)
     with torch.inference_mode():
-        inference = torch.tensor(1)
+        inference, replaced = torch.tensor(1), torch.tensor(2)
+    replaced.data = torch.tensor(1)  # it looks like a plain tensor, but has no count of writes
     value = {
+        "inference's data": replaced,
         "axis": torch.tensor([1]),
         "none": None,
         "integer": 1,

@@ -27,9 +27,9 @@ MAX_RANK = 8
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
-    FUNCTION_MODES, TRACER, COUNT, WRITTEN, EXCEPTION,
+    FUNCTION_MODES, TRACER, COUNT, COUNTER, WRITTEN, EXCEPTION,
     DTYPES,
-) = range(40)  # fmt: skip
+) = range(41)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -136,6 +136,7 @@ def find_torch(torch: Any) -> None:
         for field, name in _FUNCTIONS.items():
             known[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         known[IMPLEMENTATION], known[KEYS], known[NEGATES], known[PLAIN] = _layout(torch)
+        known[COUNTER] = _counter(torch)
         known[READ_TENSOR] = read
         keys = torch._C.DispatchKey
         known[MODES], known[TRANSFORMS] = int(keys.Python), int(keys.FuncTorchDynamicLayerFrontMode)
@@ -191,6 +192,32 @@ def _layout(torch: Any) -> tuple[int, int, int, int]:
     if negates.bit_count() != 1:
         raise ValueError("no one bit says that a view negates")
     return place, word, negates, keys[0]
+
+
+def _counter(torch: Any) -> int:
+    """Find the word at which PyTorch's TensorImpl keeps the address of a tensor's count of writes.
+
+    It is the only one that a tensor and its view share, and that tensors of inference mode lack.
+
+    Raises:
+        ValueError: the trial tensors do not determine it.
+    """
+    with torch.inference_mode():
+        inference = torch.zeros(2, 3), torch.zeros(4)
+    plain = torch.zeros(2, 3)
+    kinds = [(plain, plain.view(3, 2)), (plain.double(), torch.nn.Parameter(plain)), inference]
+    (base, view), others, without = (
+        [(ctypes.c_uint64 * _IMPLEMENTATION_WORDS).from_address(each._cdata)[:] for each in kind]
+        for kind in kinds
+    )
+    (found,) = (
+        index
+        for index in range(_IMPLEMENTATION_WORDS)
+        if base[index] == view[index] != 0
+        and all(words[index] for words in others)
+        and not any(words[index] for words in without)
+    )
+    return found
 
 
 def nothing_known(*arguments: Any) -> Any:

@@ -213,7 +213,8 @@ def holds_all(known, value, words, at, size):
 def count_write(known, value):
     """Count for autograd that an array or a tensor was written to; returns whether that was done.
 
-    It is for plain tensors on the CPU alone. A tensor made in inference mode has no count.
+    It is for plain tensors on the CPU alone, and not for those without a count: they were made in
+    inference mode, and PyTorch's function would throw.
     """
     kind = word(value, TYPE)
     if value == word(known, native.NONE) or kind == word(known, native.NDARRAY):
@@ -223,7 +224,10 @@ def count_write(known, value):
     ):
         return False
     handle, implementation = int_buffer(1), word(value, word(known, native.IMPLEMENTATION))
-    if word(implementation, word(known, native.KEYS)) != word(known, native.PLAIN):
+    if (
+        word(implementation, word(known, native.KEYS)) != word(known, native.PLAIN)
+        or word(implementation, word(known, native.COUNTER)) == 0
+    ):
         return False
     put(handle, 0, implementation)
     call(word(known, native.COUNT), (handle,))
