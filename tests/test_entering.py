@@ -468,7 +468,7 @@ def test_small_plans_are_brief():
         "inference",
         "inference's data",
         "no storage",
-    ],  # fmt: skip
+    ],
 )
 def test_what_compiled_code_does_not_count(what):
     ng.batch_norm_backward(X, X, training=True)
