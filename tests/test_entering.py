@@ -492,9 +492,10 @@ def test_what_compiled_code_does_not_count(what):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("mode", ["dispatch", "function", "transform", "tracer"])
+@pytest.mark.parametrize("mode", ["dispatch", "before", "function", "transform", "tracer"])
 def test_what_must_see_a_layer(mode):
     """A mode, a transform and a tracer get all its operators, also those in place."""
+    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -519,6 +520,10 @@ def test_what_must_see_a_layer(mode):
         assert "normgrad::native_batch_norm" in seen
         assert "normgrad::native_batch_norm_backward" in seen
         assert "aten::add_.Tensor" in seen
+    elif mode == "before":  # autograd
+        layer.eval()
+        graph = make_fx(lambda value: layer(value), pre_dispatch=True)(X).graph
+        assert "normgrad.native_batch_norm" in str(graph)
     elif mode == "function":
         with Function():
             layer(X)

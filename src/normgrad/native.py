@@ -27,9 +27,9 @@ MAX_RANK = 8
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES, ENTER_HOOK, EXIT_HOOK, CALLS,
     PLAIN, RANK, DTYPE, DATA, SIZES, STRIDES, NEW, DROP, WRAP, INCLUDES, MODES, TRANSFORMS,
-    FUNCTION_MODES, TRACER, COUNT, COUNTER, WRITTEN, EXCEPTION,
+    FUNCTION_MODES, TRACER, PRE_DISPATCH, COUNT, COUNTER, WRITTEN, EXCEPTION,
     DTYPES,
-) = range(41)  # fmt: skip
+) = range(42)  # fmt: skip
 #: The number of fields from DTYPES on. Each of PyTorch's numbers of dtypes has one: DLPack's word
 #: of that dtype, with rank 0; or 0 for a dtype that is read through DLPack.
 DTYPE_NUMBERS = 64
@@ -141,6 +141,7 @@ def find_torch(torch: Any) -> None:
         keys = torch._C.DispatchKey
         known[MODES], known[TRANSFORMS] = int(keys.Python), int(keys.FuncTorchDynamicLayerFrontMode)
         known[TRACER] = int(torch._C._dispatch_key_parse("Tracer"))
+        known[PRE_DISPATCH] = int(keys.PreDispatch)
         for field, name in _CPP_FUNCTIONS.items():
             function: Any = getattr(library, name, None)
             known[field] = ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -28,6 +28,7 @@ def unwatched() -> bool:
         or _C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or _C._get_tracing_state()
+        or _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)
     )
 
 

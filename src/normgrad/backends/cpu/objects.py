@@ -263,6 +263,7 @@ def is_watched(known):
         or call(word(known, native.FUNCTION_MODES), ()) & 0xFF != 0
         or may_be_dispatched(known)
         or may_be_included(known, word(known, native.TRACER))
+        or may_be_included(known, word(known, native.PRE_DISPATCH))
     )
 
 
