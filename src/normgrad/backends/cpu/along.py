@@ -13,7 +13,7 @@ from .access import ROWS, SHORT, SPAN
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
 from .columns import BUFFER, fetch_later, gather_sums, start_sums
 from .conversions import HalfStorage
-from .elements import prefetch_inputs
+from .elements import further, prefetch_inputs
 from .helpers import by_types, helper, passed
 from .intrinsics import (
     bits_to_double,
@@ -45,7 +45,7 @@ from .lanes import (
     zero_lanes,
 )
 from .parts import load_part, over_row, store_part
-from .rows import KEPT, further, keep_short_row, streams_lines, sums_of, sums_of_rows, three
+from .rows import KEPT, keep_short_row, streams_lines, sums_of, sums_of_rows, three
 from .sums import fold_lanes, total_of
 from .target import has_many_registers
 from .vectors import canonical

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from . import block as B
 from .access import SPAN
-from .elements import added, coefficients_used, fetched, prefetch_inputs, written
+from .elements import added, coefficients_used, fetched, further, prefetch_inputs, written
 from .helpers import helper, passed
 from .intrinsics import (
     doubles_at,
@@ -28,7 +28,7 @@ from .intrinsics import (
 )
 from .lanes import LANES, as_loaded, in_sequence, load_lanes, put_lanes, splat_like, zero_lanes
 from .parts import load_part, over_row, store_part
-from .rows import CHAIN, further, streams_lines, sums_of, three, to_next_task
+from .rows import CHAIN, streams_lines, sums_of, three, to_next_task
 from .sums import add_columns, add_terms, clear_lanes, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

@@ -12,7 +12,7 @@ from numba.core.extending import models, register_model
 
 from .access import ALONG
 from .helpers import by_types, helper
-from .intrinsics import inlined
+from .intrinsics import inlined, shift
 from .lanes import as_loaded, prefetch_lanes, product, zero_lanes
 from .parts import load_part, merge_part, store_part, store_part_by_words
 
@@ -33,6 +33,15 @@ class Operation(types.Type):  # type: ignore[misc]
 @register_model(Operation)
 class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
     pass
+
+
+@helper
+def further(tensors, steps, count):
+    """Advance the tensors' pointers by ``count`` steps, of rows or channels."""
+    return (
+        shift(tensors[0], count * steps[0]), shift(tensors[1], count * steps[1]),
+        shift(tensors[2], count * steps[2]),
+    )  # fmt: skip
 
 
 @by_types

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import isfinite, sqrt
 
 from . import block as B
+from .elements import further
 from .helpers import helper
 from .intrinsics import (
     bits_to_double,
@@ -25,7 +26,7 @@ from .intrinsics import (
 from .lanes import EIGHT, splat_like
 from .row_moments import moments_of_channels
 from .row_writes import is_streamed, parameters_along, write_row
-from .rows import further, sums_of, three
+from .rows import sums_of, three
 from .vectors import canonical
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

@@ -10,7 +10,7 @@ from numba import types
 
 from ...memory import LINE
 from . import block as B
-from .elements import coefficients_at, fetched, written
+from .elements import coefficients_at, fetched, further, written
 from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
@@ -24,7 +24,7 @@ from .intrinsics import (
 )
 from .lanes import LANES, splat_like
 from .parts import merge_part, store_part
-from .rows import further, three, to_next_task
+from .rows import three, to_next_task
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

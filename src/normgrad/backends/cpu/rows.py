@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...memory import LINE
 from . import block as B
 from .access import FETCHED
-from .elements import added, prefetch_inputs
+from .elements import added, further, prefetch_inputs
 from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
@@ -58,15 +58,6 @@ def fetch(tensors, steps, count):
     inlined()  # a call would save and restore the registers of the sums
     for k in range(0, count, LANES):
         prefetch_inputs(tensors, steps[0] + k, steps[1] + k)
-
-
-@helper
-def further(tensors, steps, count):
-    """Advance the tensors' pointers by ``count`` steps, of rows or channels."""
-    return (
-        shift(tensors[0], count * steps[0]), shift(tensors[1], count * steps[1]),
-        shift(tensors[2], count * steps[2]),
-    )  # fmt: skip
 
 
 @helper
@@ -222,7 +213,7 @@ def sums(operation, dy, x, dx, job):
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
     kept, few = (double_buffer(LOTS), double_buffer(LOTS)), rows * run < LANES
-    alone = few and rows > 1
+    one_by_one = few and rows > 1
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
@@ -231,7 +222,7 @@ def sums(operation, dy, x, dx, job):
             mean, gain = get(means, group), get(gains, channel)
             terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
             here = further((dy, x, dx), apart, start + i)
-            if alone:
+            if one_by_one:
                 few_terms(operation, here, steps, rows, run, mean, terms, sums, channel)
             elif few:
                 keep_few_terms(operation, here, run, mean, terms, kept, i, sums, channel)
@@ -239,5 +230,5 @@ def sums(operation, dy, x, dx, job):
                 totals = sums_of_rows(operation, here, steps, rows, run, terms, ahead, streaming)
                 keep_totals(kept, i, totals, sums, channel)
             group, left = next_group(group, left, per_group)
-        if not alone:
+        if not one_by_one:
             add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start, 1)

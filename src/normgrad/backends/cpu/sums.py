@@ -13,6 +13,7 @@ from typing import Any
 from numba import types
 
 from .access import SHORT
+from .elements import further
 from .helpers import by_types, helper
 from .intrinsics import double_buffer, fma, get, load, put, shift, smaller, two_sum
 from .lanes import (
@@ -166,10 +167,7 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
 
     def plain(operation, tensors, steps, rows, count, mean, terms, sums, c):
         for r in range(rows):
-            here = (
-                shift(tensors[0], r * steps[0]), shift(tensors[1], r * steps[1]),
-                shift(tensors[2], r * steps[2]),
-            )  # fmt: skip
+            here = further(tensors, steps, r)
             d, value = terms_of_few(operation, here, count, mean, terms)
             add_pair(sums[0], c, (sum_of_lanes(d), 0.0))
             add_pair(sums[1], c, (sum_of_lanes(value), 0.0))
