@@ -127,7 +127,8 @@ class Operator:
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
         has_constant_statistics: whether a gradient's statistics are constants, as in evaluation,
             rather than functions of x. If there is the option ``training``, it decides.
-        has_own_eps: whether eps may be None, which means the machine epsilon of the input's dtype.
+        has_own_eps: whether eps may be None, which means the machine epsilon of the arithmetic's
+            type.
     """
 
     name: str

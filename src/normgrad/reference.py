@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import dtypes
-
 Array = npt.NDArray[Any]
 
 
@@ -457,7 +455,8 @@ def rms_norm(
     """output and rstd; see :func:`normgrad.rms_norm`."""
     arithmetic = _Arithmetic(input, input)
     x, over = arithmetic.read(input), _rows(input, normalized_shape)
-    eps = 2 * dtypes.parse(input.dtype).unit_roundoff if eps is None else eps
+    if eps is None:  # the machine epsilon of the arithmetic's type
+        eps = float(np.finfo(np.float64 if input.dtype == np.float64 else np.float32).eps)
     with np.errstate(all="ignore"):
         size = math.prod(input.shape[over[0] :])
         squares = (x * x).sum(over, keepdims=True)

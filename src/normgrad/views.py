@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from . import contract, layout
+from . import contract, dtypes, layout
 from .contract import Kind, Operator, Specs
+from .dtypes import DType
 from .layout import Axis
 from .options import Options
 from .problem import STATISTICS, VECTORS, Problem, Role, Vector
@@ -14,6 +15,14 @@ from .tensor import TensorSpec
 
 #: The placeholder for an absent axis.
 ONE = Axis(1, (1, 1, 1))
+
+
+def own_eps(data: DType) -> float:
+    """The eps of RMS norm that None means: the machine epsilon of the arithmetic's type.
+
+    The data alone decide; a weight of another dtype does not.
+    """
+    return 2 * dtypes.arithmetic(data).unit_roundoff
 
 
 def problem(
@@ -58,7 +67,7 @@ def problem(
         centred=operator.is_centred,
         gathers=gathers,
         counts=by_role.get(Role.COUNT),
-        eps=2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
+        eps=own_eps(data.dtype) if options.eps is None else options.eps,
         momentum=options.momentum,
         invstd_is_variance=any(
             each.is_variance and each.role_in(options) is Role.INVSTD

@@ -215,12 +215,22 @@ def test_what_is_wrong_is_said(error, message, change):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_rms_norm_has_an_eps_of_its_own(dtype):
-    """The machine epsilon of the input's dtype, which shows where the data are as small."""
+    """The machine epsilon of the arithmetic's type, which shows where the data are as small.
+
+    The dtypes of the weight and of the output decide nothing.
+    """
     rng = np.random.default_rng(3)
-    eps = 2.0**-7 if dtype == "bfloat16" else float(np.finfo(FLOATS[dtype]).eps)
+    eps = 2.0**-52 if dtype == "float64" else 2.0**-23
     x = (eps**0.5 * rng.standard_normal((6, 40))).astype(FLOATS[dtype])
-    result = run(Case("rms_norm", {"input": x}, {"normalized_shape": 40}))
-    assert bits(ng.rms_norm(x, 40, eps=eps)) == bits(result)
+    weights = [None, *(np.ones(40, FLOATS[other]) for other in FLOATS)]
+    for weight, given in itertools.product(weights, (None, np.float32, np.float64)):
+        case = Case("rms_norm", {"input": x, "weight": weight}, {"normalized_shape": 40})
+        if given is not None:
+            case.options["out"] = (np.empty(x.shape, given), None)
+        result = run(case)
+        told = ng.rms_norm(x, 40, weight, eps=eps)
+        np.testing.assert_array_equal(told.rstd, result.rstd)
+        assert 0.4 < result.rstd.mean() * eps**0.5 < 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -49,6 +49,28 @@ def test_functions(shape, dtype):
                 alike(found, exact, DTYPES[dtype])
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # PyTorch's, of a weight's dtype
+@pytest.mark.parametrize("parameters", [None, *DTYPES])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_has_pytorch_s_own_eps(dtype, parameters):
+    """On data as small as its root: functions, layers and operators, in both passes."""
+    w = None if parameters is None else tensor(6, dtype=parameters, seed=1)
+    for size in (1e-3, 1e-8):
+        x = (size * tensor(4, 6).detach()).to(dtype).requires_grad_()
+        tensors = (x,) if w is None else (x, w)
+        layer = nt.nn.RMSNorm(6, elementwise_affine=w is not None)
+        if w is not None:
+            layer.weight = torch.nn.Parameter(w.detach())
+        with torch.no_grad():
+            expected = theirs.rms_norm(x, (6,), w)
+            for found in (layer(x), ops._fused_rms_norm(x, [6], w, None)[0]):
+                assert found.dtype == dtype
+                alike((found,), (expected,), DTYPES[dtype])
+        expected = gradients(lambda x, *p: theirs.rms_norm(x, (6,), *p), tensors)
+        found = gradients(lambda x, *p: F.rms_norm(x, (6,), *p), tensors)
+        alike(found, expected, max(DTYPES[each.dtype] for each in tensors))
+
+
 def test_instance_norm():
     x, w, b = tensor(3, 4, 5, 6), tensor(4, seed=1), tensor(4, seed=2)
     mean, var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5

@@ -52,7 +52,8 @@ def rms_norm(
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.
         normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
         weight: shape ``normalized_shape``; None for ones.
-        eps: added to the mean of squares; None for the machine epsilon of ``input``'s dtype.
+        eps: added to the mean of squares; None for the machine epsilon of the arithmetic's type:
+            float32's, or float64's for a float64 ``input``, whatever the dtype of ``weight``.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
             ``output`` may have exactly the memory of ``input``.
 

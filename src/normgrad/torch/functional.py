@@ -405,7 +405,8 @@ def rms_norm(
 
     Args:
         input, normalized_shape, weight: as for :func:`layer_norm`.
-        eps: added to the mean of squares; None for the machine epsilon of ``input``'s dtype.
+        eps: added to the mean of squares; None for the machine epsilon of the arithmetic's type:
+            float32's, or float64's for a float64 ``input``, whatever the dtype of ``weight``.
 
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
@@ -418,7 +419,7 @@ def rms_norm(
 def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
     (input, *parameters), (shape, eps) = tensors, choices
     if eps is None and len(parameters) == 1:
-        eps = 0.0  # a stand-in that passes the check; RMS norm uses the machine epsilon
+        eps = 0.0  # a stand-in that passes the check; the operator has a default of its own
     return (
         len(shape) > 0
         and _takes(input, tuple(parameters), slice(-len(shape), None), eps)
