@@ -70,20 +70,30 @@ def real(name: str, value: Any) -> float:
     return number if number == number else math.nan
 
 
+def addend(name: str, value: Any) -> float:
+    """Check the number that is added to a variance."""
+    number = real(name, value)
+    if not number >= 0:
+        raise ValueError(f"{name}: {shown(value)}; allowed: 0 or more")
+    return number
+
+
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """Check the sizes of some axes: one integer, or several."""
     if isinstance(value, (tuple, list)):
         if value:
             return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(value))
         raise ValueError(f"{name}: {value}; allowed: an integer, or a tuple of one or more")
-    return (integer(name, value),)
+    with suppress(TypeError):
+        return (integer(name, value),)
+    raise TypeError(f"{name}: {shown(value)}; allowed: an integer, or a tuple of one or more")
 
 
 #: The check of each operator's arguments that are not tensors, which also converts their values.
 #: Arguments without a field in ``Options`` are entries of the mask.
 OPTIONS: dict[str, Callable[..., Any]] = {
     "training": flag,
-    "eps": real,
+    "eps": addend,
     "momentum": real,
     "channel_axis": integer,
     "num_groups": integer,

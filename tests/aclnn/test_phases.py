@@ -73,6 +73,19 @@ def test_batch_norm_is_the_functions(shape, dtype, training):
         same(found, right)
 
 
+@pytest.mark.parametrize("eps", [-0.5, -1, np.nan, np.inf, -np.inf])
+def test_any_eps(eps):
+    """The contract limits it to no range: the formula's value, whatever it is."""
+    dy, x, (w, rm, sm, var) = batch_norm_data((2, 5, 7))
+    dx, dw, db = (np.full(s, 7, np.float32) for s in (x.shape, w.shape, w.shape))
+    t = aclnn.tensor
+    run(BN, t(dy), t(x), t(w), t(rm), t(var), t(sm), t(var), False, eps, [True] * 3, t(dx), t(dw),
+        t(db))  # fmt: skip
+    with np.errstate(invalid="ignore"):
+        exact = dy * (w / np.sqrt(var + np.float32(eps)))[:, None]
+    np.testing.assert_allclose(dx, exact, rtol=1e-5, atol=1e-6)
+
+
 def test_masked_outputs_are_not_written():
     dy, x, (w, rm, sm, var) = batch_norm_data((2, 3, 4))
     outs = [np.full(s, 7, np.float32) for s in ((2, 3, 4), (3,), (3,))]

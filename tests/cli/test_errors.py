@@ -263,9 +263,11 @@ def test_missing_arguments(refused, problem, tmp_path):
         ("training", "maybe", "'maybe'", "true or false"),
         ("training", 2, "2", "true or false"),
         ("training", 1.0, "1.0", "true or false"),
-        ("eps", "tiny", "'tiny'", "a number"),
-        ("eps", True, "True", "a number"),
-        ("eps", [1e-5, 1e-5], "[1e-05, 1e-05]", "a number"),
+        ("eps", "tiny", "'tiny'", "a number, 0 or more"),
+        ("eps", True, "True", "a number, 0 or more"),
+        ("eps", -1.0, "-1.0", "a number, 0 or more"),
+        ("eps", float("nan"), "nan", "a number, 0 or more"),
+        ("eps", [1e-5, 1e-5], "[1e-05, 1e-05]", "a number, 0 or more"),
         ("channel_axis", 1.0, "1.0", "an integer"),
         ("channel_axis", "last", "'last'", "an integer"),
         ("channel_axis", True, "True", "an integer"),
@@ -325,6 +327,10 @@ def test_an_array_in_the_place_of_a_number(refused, batch_norm, tmp_path):
         (
             ("--output-mask", "yes"),
             "--output-mask: 'yes'; allowed: true or false for each output, such as 1,1,0",
+        ),
+        (
+            ("--eps", "-1"),
+            "--eps: -1.0; allowed: a number, 0 or more",
         ),
         (
             ("--operator", "batch_norm_backward_elemt", "--training"),

@@ -183,7 +183,7 @@ def _reals(draw: Any, values: Sequence[float]) -> Any:
 
 
 _FLAGS = st.sampled_from([True, False, np.True_, np.False_])
-_EPS = [1e-5, 1e-3, 1.0, 0.0, -1e-5, math.nan, math.inf, -math.inf, 1e-300]
+_EPS = [1e-5, 1e-3, 1.0, 0.0, math.inf, 1e-300]
 _MOMENTA = [0.1, 1.0, 0.0, 0.5, -0.5, 2.0, math.nan, math.inf]
 
 

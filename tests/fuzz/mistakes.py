@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -211,6 +212,9 @@ def _option(draw: Any, call: Call, made: dict[str, Any]) -> Mistake | None:
         if draw(st.integers(0, 4)) == 0:
             made[name] = _HUGE
             return Mistake(made, f"{_name(name)}too large", ValueError)
+        if name == "eps" and draw(st.booleans()):
+            made[name] = draw(st.sampled_from([-1, -1e-300, -math.inf, math.nan]))
+            return Mistake(made, _name(name), ValueError)
         made[name] = draw(st.sampled_from(_NO_REALS))
         return Mistake(made, _name(name), TypeError)
     if draw(st.booleans()):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support import bits, make, run
+from support import bits, check, make, run
 
 import normgrad as ng
+from normgrad.operators.by_name import PLANNED
+from normgrad.testing import FORWARD, GRADIENTS
+from normgrad.testing.tensors import operator_of
 
 F = np.float32
 
@@ -30,6 +35,10 @@ def expect(kind: str, exception: type[Exception], message: str, **changes):
     with pytest.raises(exception, match=f"^{re.escape(message)}$"):
         case.call()
     assert all((guard == 7).all() for guard in guards)
+
+
+def takes_eps(kind: str) -> bool:
+    return "eps" in PLANNED[operator_of(kind)].options
 
 
 ALLOWED = "float32, float16, bfloat16, float64"
@@ -148,6 +157,10 @@ def test_scalars():
     expect("train", TypeError, "eps: '1e-5'; allowed: a real number", eps="1e-5")
     expect("train", TypeError, "eps: None; allowed: a real number", eps=None)
     expect("train", TypeError, "eps: 1j; allowed: a real number", eps=1j)
+    expect(
+        "train", ValueError, "eps: too large; allowed: a number that float64 can hold",
+        eps=10**400,
+    )  # fmt: skip
     expect("reduce", TypeError, "weight_g: 'no'; allowed: True or False", weight_g="no")
     expect("train", TypeError, "output_mask: True; allowed: 3 booleans", output_mask=True)
     expect("train", TypeError, "output_mask: 'yes'; allowed: 3 booleans", output_mask="yes")
@@ -159,6 +172,30 @@ def test_scalars():
         "output_mask: 2 entries; allowed: 3, for grad_input, grad_gamma, grad_beta",
         output_mask=[True, False],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [-1, -1e-5, -math.inf, math.nan, F(-1), Fraction(-1, 3)])
+@pytest.mark.parametrize("kind", [kind for kind in (*GRADIENTS, *FORWARD) if takes_eps(kind)])
+def test_eps_is_no_negative_number_and_no_nan(kind, value):
+    """In functions and plans of all norms, also if training has no use for it."""
+    case = make(kind, (3, 4, 5), num_groups=2)
+    case.options["eps"] = value
+    message = f"^{re.escape(f'eps: {value!r}; allowed: 0 or more')}$"
+    with pytest.raises(ValueError, match=message):
+        case.call()
+    with pytest.raises(ValueError, match=message):
+        ng.plan(case.name, **case.given, **case.options)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in (*GRADIENTS, *FORWARD) if takes_eps(kind)])
+def test_eps_is_zero_or_infinite(kind):
+    for value in (0, -0.0, math.inf, np.int64(1), F(1e-5), Fraction(1, 3)):
+        case = make(kind, (3, 4, 5), num_groups=2)
+        case.options["eps"] = value
+        called, planned = case.call(), ng.plan(case.name, **case.given, **case.options)
+        assert bits(called) == bits(planned.run(**case.given))
+        if not math.isinf(value):
+            check(case, called)
 
 
 class Pretender:

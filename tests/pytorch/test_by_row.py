@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 
@@ -78,6 +79,60 @@ def test_instance_norm():
         expected = theirs.instance_norm(x, *(copy.copy(each) for each in running), w, b, own)
         found = F.instance_norm(x, *(copy.copy(each) for each in running), w, b, own)
         alike((found,), (expected,), 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 5), (0, 0, 5), (1, 0, 2), (3, 0, 5, 6), (0, 5)])
+def test_instance_norm_without_channels(shape):
+    """Empty results, or PyTorch's IndexError: a number of channels divides nothing."""
+    outcomes = []
+    for module in (torch.nn, nt.nn):
+        kind = getattr(module, f"InstanceNorm{max(1, len(shape) - 2)}d")
+        of_one = {}
+        for affine, tracks, training in itertools.product((False, True), repeat=3):
+            layer = kind(0, affine=affine, track_running_stats=tracks).train(training)
+            x = torch.zeros(shape, requires_grad=True)
+            try:
+                output = layer(x)
+                (gradient,) = torch.autograd.grad(output.sum(), x)
+                of_one[affine, tracks, training] = output.shape, gradient.shape
+            except IndexError as error:
+                of_one[affine, tracks, training] = str(error)
+        outcomes.append(of_one)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][False, False, True] == (shape, shape)
+
+
+def test_instance_norm_is_pytorch_s_to_modes():
+    """Function modes and errors know it by its own name."""
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        names = ()
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.names += (function.__name__,)
+            return function(*args, **(kwargs or {}))
+
+    x, v = torch.randn(3, 4, 5), torch.ones(4)
+    for running in ((None, None), (v, v)):
+        with Counting() as mode:
+            F.instance_norm(x, *running, use_input_stats=running[0] is None)
+        assert next(name for name in mode.names if "_norm" in name) == "instance_norm"
+        with pytest.raises(TypeError, match=r"^instance_norm\(\): argument 'eps'"):
+            F.instance_norm(x, *running, use_input_stats=running[0] is None, eps="small")
+
+
+def test_instance_norm_is_compiled():
+    x, v = torch.randn(3, 4, 5), torch.ones(4)
+
+    def both(x, v):
+        return F.instance_norm(x), F.instance_norm(x, v, v, use_input_stats=False)
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    alike(compiled(x, v), both(x, v), 1e-6)
+    empty = x[:, :0], v[:0]
+    assert [each.shape for each in torch.compile(both, backend="aot_eager")(*empty)] == [
+        empty[0].shape
+    ] * 2
 
 
 def test_derivatives_of_any_order():

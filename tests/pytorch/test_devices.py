@@ -92,6 +92,8 @@ def test_autocast_has_group_norm_in_float32(seen, on_gpu, pytorch_s):
             torch.float16
         )
         assert functional.group_norm(x.half(), 3).dtype == torch.float16
+        # Nor of instance norm, although it is computed as group norm.
+        assert functional.instance_norm(on_gpu(x.half())).dtype == torch.float16
     finally:
         torch.set_autocast_enabled("cuda", before)
     assert functional.group_norm(on_gpu(x.half()), 3).dtype == torch.float16

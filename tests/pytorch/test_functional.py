@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from support import FLOATS, Case, check
@@ -260,6 +262,82 @@ def test_autocast_is_pytorch_s(dtype):
             torch.testing.assert_close(ours, other, **tolerance)
         conv = torch.nn.Conv2d(6, 6, 3)
         assert nt.nn.BatchNorm2d(6)(conv(X)).dtype == torch.bfloat16
+
+
+WRONG = [
+    *((name, {"normalized_shape": value}) for name in ("layer_norm", "rms_norm")
+      for value in (5, torch.tensor([5]), {5: 1}, {5}, "5", None, range(5, 6), iter([5]), (5.0,))),
+    *(("batch_norm", {"training": value}) for value in
+      (1, 0.0, "yes", None, np.True_, torch.tensor(True))),
+    *(("instance_norm", {"use_input_stats": value, **running}) for value in
+      (1, 0, "yes", "", None, np.True_, torch.tensor(True))
+      for running in ({}, {"running_mean": V * 0, "running_var": V})),
+    *(("batch_norm", {"momentum": value}) for value in (None, "a", 1j, V, np.array([0.1]))),
+    *(("instance_norm", {"momentum": value}) for value in (None, "a", 1j, V, np.array([0.1]))),
+    *(("group_norm", {"num_groups": value}) for value in (2.0, "2", None, V, (2,), True)),
+    *((name, {"eps": value}) for name in ("batch_norm", "group_norm", "layer_norm", "rms_norm",
+                                          "instance_norm")
+      for value in ("1", 1j, V, [1.0], np.array([1.0]), 10**400)),
+]  # fmt: skip
+
+
+def arguments(name, change):
+    """A legal call's arguments with this change."""
+    made = {
+        "batch_norm": {"running_mean": V * 0, "running_var": V * 1, "training": True},
+        "instance_norm": {"use_input_stats": not change.get("running_mean") is not None},
+        "group_norm": {"num_groups": 2},
+    }.get(name, {"normalized_shape": (5,)})
+    return {"input": X, **made, **change}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("name", "change"), WRONG)
+def test_what_pytorch_refuses_is_refused_by_its_name(name, change):
+    """With PyTorch's type of error, but for numbers that are too large; after legal calls too."""
+    given = arguments(name, change)
+    for _ in range(2):
+        with pytest.raises((TypeError, RuntimeError, OverflowError)) as theirs_:
+            getattr(theirs, name)(**given)
+        with pytest.raises((TypeError, RuntimeError, ValueError)) as ours:
+            getattr(functional, name)(**given)
+        assert type(ours.value) is type(theirs_.value) or theirs_.type is OverflowError
+        (argument,) = change.keys() - {"running_mean", "running_var"}
+        assert argument in str(ours.value) or str(ours.value) == str(theirs_.value)
+        legal = arguments(name, {})
+        torch.testing.assert_close(getattr(functional, name)(**legal),
+                                   getattr(theirs, name)(**arguments(name, {})))  # fmt: skip
+
+
+TAKEN = [
+    *((name, {"normalized_shape": value}) for name in ("layer_norm", "rms_norm")
+      for value in ([5], torch.Size([5]), (np.int64(5),), [torch.tensor(5)])),
+    *(("group_norm", {"num_groups": value}) for value in
+      (np.int64(3), np.uint8(3), torch.tensor(3))),
+    *((name, {"momentum": value}) for name in ("batch_norm", "instance_norm") for value in
+      (0, 1, True, np.float32(0.1), np.int64(1), torch.tensor(0.1), -1.0, math.nan, math.inf)),
+    *((name, {"eps": value}) for name in ("group_norm", "layer_norm", "rms_norm", "instance_norm")
+      for value in (-1e-5, -1.0, -math.inf, math.nan, math.inf, 0, -0.0, True, np.float32(1e-5),
+                    torch.tensor(1e-5))),
+    *(("instance_norm", {"eps": value, "use_input_stats": False, "running_mean": V * 0,
+                         "running_var": V}) for value in (-1e-5, -5.0, math.nan, math.inf, 0)),
+    *(("batch_norm", {"eps": value, "training": False}) for value in (math.nan, math.inf, 0)),
+    *(("batch_norm", {"eps": value}) for value in (math.nan, math.inf, True, np.int64(1))),
+]  # fmt: skip
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("name", "change"), TAKEN)
+def test_what_pytorch_takes_is_taken(name, change):
+    x = X.clone().requires_grad_()
+    results = []
+    for module in (theirs, functional):
+        given = {**arguments(name, change), "input": x}
+        y = getattr(module, name)(**given)
+        (dx,) = torch.autograd.grad(y.square().sum(), x)
+        results.append((y, dx, *(given[each] for each in ("running_mean",) if each in given)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 def test_mixed_dtypes():

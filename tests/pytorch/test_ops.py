@@ -246,6 +246,37 @@ def test_vmap_is_a_loop():
                 torch.testing.assert_close(got[step], wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_vmap_of_no_members():
+    """A batch without members has results without members, of the usual shapes and dtypes."""
+    for name, arguments, over in folded_samples():
+        if not over:
+            continue
+        op, batched, dims = getattr(ops, name), list(arguments), [None] * len(arguments)
+        for index in over:
+            batched[index] = arguments[index].new_zeros((0, *arguments[index].shape))
+            dims[index] = 0
+        one, none = op(*arguments), torch.func.vmap(op, tuple(dims))(*batched)
+        if isinstance(one, torch.Tensor):
+            one, none = (one,), (none,)
+        for wanted, got in zip(one, none, strict=True):
+            assert (got.shape, got.dtype) == ((0, *wanted.shape), wanted.dtype), name
+
+
+def test_derivatives_where_no_rank_has_elements():
+    """Nothing is divided by a count of 0."""
+    v = [torch.rand(3, requires_grad=True) for _ in range(5)]
+    x = torch.zeros(0, 3, 2, requires_grad=True)
+    result = ops.batch_norm_backward_elemt(x, x, *v, torch.tensor([0, 0]))
+    for gradient in torch.autograd.grad(result.sum(), (x, *v)):
+        assert not gradient.any()
+    mean, invstd = torch.rand(2, 2, 3).requires_grad_()
+    results = ops.batch_norm_gather_stats_with_counts(
+        x, mean, invstd, None, None, 0.1, 1e-5, torch.tensor([0, 0])
+    )
+    for gradient in torch.autograd.grad(results[0].sum() + results[1].sum(), (mean, invstd)):
+        assert not gradient.any()
+
+
 def test_vmap_over_counts_is_refused():
     x, v = torch.randn(3, 4, 5), torch.ones(4)
     with pytest.raises(

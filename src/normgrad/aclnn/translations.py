@@ -11,7 +11,7 @@ from ..contract import Operator
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
-from ..options import Options
+from ..options import Options, real
 from ..plans import CACHE_SIZE
 from ..rules import Call, Contract
 from . import contracts
@@ -88,9 +88,10 @@ class Translation:
         return self._form(saved_variance, channel_axis=axis, **named)
 
     @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are four translations
-    def _form(self, saved_variance: bool, **named: Any) -> Form:
+    def _form(self, saved_variance: bool, eps: float = 0.0, **named: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
-        options = operator.read_options(**named)
+        # CANN's contract allows negative numbers and NaN, and so the formula's result.
+        options = operator.read_options(**named)._replace(eps=real("eps", eps))
         outputs = zip(operator.outputs(options), self.outputs, strict=True)
         results = tuple(theirs if ours.wanted else "" for ours, theirs in outputs)
         return Form(operator, options, results)

@@ -21,7 +21,7 @@ from ..bench import timing
 from ..bench.results import scaled
 from ..contract import Operator
 from ..operators.by_name import OPERATORS, choices_of
-from ..options import OPTIONS, flag, integer, mask, real, sizes
+from ..options import OPTIONS, addend, flag, integer, mask, real, sizes
 from ..plans import Plan
 from ..settings import SettingError
 from ..testing.tensors import Call
@@ -75,6 +75,7 @@ REQUIRED = inspect.Parameter.empty
 _ALLOWED = {
     flag: "true or false",
     real: "a number",
+    addend: "a number, 0 or more",
     integer: "an integer",
     sizes: "an integer, or several such as 32,32",
     mask: "true or false for each output, such as 1,1,0",
@@ -92,8 +93,8 @@ def _read(check: Callable[..., Any], value: Any) -> Any:
     """
     if check is flag:
         return _FLAGS[str(value).strip().lower()]
-    if check is real:
-        return float(str(value))
+    if check in (real, addend):
+        return check("", float(str(value)))
     if check is integer:
         return int(str(value))
     if isinstance(value, str):

@@ -93,7 +93,7 @@ def batch_norm(
             running_var)``. In evaluation None stands for zeros and for ones.
         training: whether the batch's own statistics are used.
         momentum: the weight of the new statistics in the running statistics.
-        eps: added to the variance.
+        eps: added to the variance: 0 or more.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
             ``output`` may have exactly the memory of ``input``. Entries for results that are not
@@ -107,7 +107,7 @@ def batch_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
     """
     choices = (training, momentum, eps, channel_axis)
     tensors = (input, weight, bias, running_mean, running_var)
@@ -188,7 +188,7 @@ def batch_norm_backward(
             computed in float64 and not rounded (for float64 tensors, with their errors). The
             variance in 1/std is then about the mean in use.
         training: whether the forward pass used the batch's statistics.
-        eps: added to a variance.
+        eps: added to a variance: 0 or more.
         output_mask: which of the three gradients to compute; the others are None, and their work is
             not done.
         channel_axis: 1, or -1 for channels-last shapes.
@@ -202,7 +202,7 @@ def batch_norm_backward(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
     """
     choices = (training, eps, output_mask, channel_axis)
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)

@@ -63,7 +63,7 @@ def group_norm(
             bfloat16 or float64.
         gamma, beta: shape (C,); None for ones and for zeros.
         num_groups: a divisor of C.
-        eps: added to the variance.
+        eps: added to the variance: 0 or more.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
             ``output`` may have exactly the memory of ``input``.
@@ -75,7 +75,8 @@ def group_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a number of groups, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a number of groups, a device, read-only or overlapping
+            outputs.
     """
     choices = (num_groups, eps, channel_axis)
     return call(GROUP_NORM, (input, gamma, beta), out, choices)  # type: ignore[no-any-return]

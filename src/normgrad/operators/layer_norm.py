@@ -60,7 +60,7 @@ def layer_norm(
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.
         normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
         weight, bias: shape ``normalized_shape``; None for ones and for zeros.
-        eps: added to the variance.
+        eps: added to the variance: 0 or more.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
             ``output`` may have exactly the memory of ``input``.
 
@@ -71,7 +71,7 @@ def layer_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
     """
     choices = (normalized_shape, eps)
     return call(LAYER_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]

@@ -52,8 +52,9 @@ def rms_norm(
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.
         normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
         weight: shape ``normalized_shape``; None for ones.
-        eps: added to the mean of squares; None for the machine epsilon of the arithmetic's type:
-            float32's, or float64's for a float64 ``input``, whatever the dtype of ``weight``.
+        eps: added to the mean of squares: 0 or more; None for the machine epsilon of the
+            arithmetic's type: float32's, or float64's for a float64 ``input``, whatever the dtype
+            of ``weight``.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
             ``output`` may have exactly the memory of ``input``.
 
@@ -64,7 +65,7 @@ def rms_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
     """
     return call(RMS_NORM, (input, weight), out, (normalized_shape, eps))  # type: ignore[no-any-return]
 

@@ -59,7 +59,7 @@ def batch_norm_stats(
     Args:
         input: x, the layer's input: 2 to 8 axes, of which ``channel_axis`` has C elements;
             float32, float16, bfloat16 or float64.
-        eps: added to the variance.
+        eps: added to the variance: 0 or more.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
 
@@ -69,7 +69,7 @@ def batch_norm_stats(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
     """
     return call(BATCH_NORM_STATS, (input,), out, (eps, channel_axis))  # type: ignore[no-any-return]
 
@@ -141,7 +141,7 @@ def batch_norm_gather_stats_with_counts(
             each rank; int32, int64, float16 or float32. A rank with 0 elements does not affect the
             result, whatever its statistics.
         momentum: the weight of the new statistics in the running statistics.
-        eps: the number that was added to the ranks' variances.
+        eps: the number that was added to the ranks' variances: 0 or more.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
 
     Returns:
@@ -151,7 +151,7 @@ def batch_norm_gather_stats_with_counts(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
     """
     choices = (momentum, eps)
     tensors = (input, mean, invstd, running_mean, running_var, counts)

@@ -59,7 +59,7 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's vmap rule, in the form that ``torch.library.register_vmap`` takes."""
 
     if schema.operator.statistics is Kind.ROW:
-        return _one_by_one(call)
+        return _even_empty(_one_by_one(call))
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         size = info.batch_size
@@ -78,7 +78,35 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
         unfolded = [_unfold(value, output.kind, size) for value, output in pairs]
         return unfolded[0] if alone else tuple(zip(*unfolded, strict=True))
 
-    return batched
+    return _even_empty(batched)
+
+
+def _even_empty(batched: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a vmap rule so that it takes a batch without members.
+
+    Their results have the shapes of those of one member, which is made of zeros.
+    """
+
+    def any_size(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        if info.batch_size:
+            return batched(info, in_dims, *arguments)
+        one = [
+            value.new_zeros((*value.shape[:dim], 1, *value.shape[dim + 1 :]))
+            if isinstance(dim, int)
+            else value
+            for value, dim in zip(arguments, in_dims, strict=True)
+        ]
+        results, dims = batched(info._replace(batch_size=1), in_dims, *one)
+        if isinstance(results, Tensor):
+            return _first(results, dims), dims
+        return tuple(map(_first, results, dims)), dims
+
+    return any_size
+
+
+def _first(value: Tensor, dim: int | None) -> Tensor:
+    """A result of one member without that member."""
+    return value if dim is None else value.narrow(dim, 0, 0)
 
 
 def _unfold(value: Tensor, kind: Kind, size: int) -> tuple[Tensor, int | None]:

@@ -326,7 +326,7 @@ def backward_elemt(
     count: Tensor,
 ) -> tuple[Tensor]:
     """grad_input = w·r·(dy − Σdy/n − (x − μ)·r²·s/n)."""
-    n = count.sum()
+    n = count.sum().clamp(min=1)  # without elements there is nothing to divide
     slope = _against(input, invstd.square() * sum_dy_xmu / n)
     inner = grad_out - _against(input, sum_dy / n) - (input - _against(input, mean)) * slope
     return (_against(input, invstd if weight is None else weight * invstd) * inner,)

@@ -71,7 +71,8 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
     input, weight, bias, *running = tensors
     training, momentum, eps = choices
     if not (
-        _is_number(momentum)
+        isinstance(training, bool)
+        and _is_number(momentum)
         and _takes(input, (weight, bias, *running), slice(1, 2), eps)
         # PyTorch does not update the running statistics from an empty input.
         and input.numel() != 0
@@ -81,7 +82,7 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
         return False
     absent = [value is None for value in running]
     if not training:
-        return not any(absent) and bool(eps >= 0)
+        return not any(absent)
     several = input.numel() != input.shape[1]  # more than one value per channel
     return absent[0] == absent[1] and several and bool(eps > 0)
 
@@ -122,9 +123,10 @@ def _norm(
     running = tensors[3:]
     updated = running if running and choices[0] else ()  # batch norm's ``training``
     out = (None, None, None, *updated) if updated else None
-    # CUDA's autocast leaves batch norm as it is.
+    # CUDA's autocast leaves batch norm and instance norm as they are.
     converts = (
         len(running) == 0
+        and function is not instance_norm
         and is_any_autocast_enabled()
         and torch.is_autocast_enabled("cuda")
         and isinstance(tensors[0], Tensor)
@@ -148,7 +150,7 @@ def _norm(
         found: Tensor = handle_torch_function(function, tensors, *given)
         return found
     if not takes(tensors, choices):
-        theirs: Tensor = getattr(torch.nn.functional, norm.name)(*given)
+        theirs: Tensor = getattr(torch.nn.functional, function.__name__)(*given)
         return theirs
     if converts:
         tensors = tuple(map(_as_autocast_has_it, tensors))
@@ -162,7 +164,7 @@ def _norm(
     output, *statistics = called(norm.schema, (*tensors, *choices))
     if updated and running[0] is not None and not _update(running, statistics[2:]):
         # PyTorch's function raises an error that names a remedy.
-        return getattr(torch.nn.functional, norm.name)(*given)
+        return getattr(torch.nn.functional, function.__name__)(*given)
     return output
 
 
@@ -218,6 +220,7 @@ def _takes(input: Any, parameters: tuple[Any, ...], axes: slice, eps: Any) -> bo
         _is_ours(input)
         and input.dim() <= contract.MAX_RANK
         and _is_number(eps)
+        and eps >= 0  # PyTorch's functions compute with, or refuse, NaN and negative numbers
         and not _exports_onnx()
     ):
         if isinstance(input, Tensor) and input.is_quantized:
@@ -272,7 +275,7 @@ def sync_batch_norm(
             names the collective.
     """
     group = collectives.default_group() if process_group is None else process_group
-    if not training or group is None or collectives.size(group) == 1:
+    if training is not True or group is None or collectives.size(group) == 1:
         return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(momentum, _NUMBERS):
         kind = type(momentum).__name__
@@ -387,10 +390,9 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    shape = tuple(normalized_shape)
-    given = (input, [*shape], weight, bias, eps)
-    tensors = (input, weight, bias)
-    return _norm(_LAYER_NORM, layer_norm, _takes_rows, tensors, (shape, eps), given)
+    given = (input, normalized_shape, weight, bias, eps)
+    tensors, choices = (input, weight, bias), (_sizes(normalized_shape), eps)
+    return _norm(_LAYER_NORM, layer_norm, _takes_rows, tensors, choices, given)
 
 
 def rms_norm(
@@ -411,9 +413,14 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    shape = tuple(normalized_shape)
-    given = (input, [*shape], weight, eps)
-    return _norm(_RMS_NORM, rms_norm, _takes_rows, (input, weight), (shape, eps), given)
+    given = (input, normalized_shape, weight, eps)
+    tensors, choices = (input, weight), (_sizes(normalized_shape), eps)
+    return _norm(_RMS_NORM, rms_norm, _takes_rows, tensors, choices, given)
+
+
+def _sizes(normalized_shape: Any) -> tuple[Any, ...]:
+    """The sizes as a tuple; an empty one for what PyTorch's functions do not take as sizes."""
+    return tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else ()
 
 
 def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
@@ -452,12 +459,22 @@ def instance_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
+    given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     absent = running_mean is None and running_var is None
-    fits = isinstance(input, Tensor) and input.dim() > 2 and prod(input.shape[2:]) > 1
+    fits = (
+        isinstance(input, Tensor)
+        and input.dim() > 2
+        and prod(input.shape[2:]) > 1
+        and isinstance(use_input_stats, bool)
+        and _is_number(momentum)
+    )
+    tensors: tuple[Any, ...] = (input, weight, bias)
     if fits and use_input_stats and absent:
-        return group_norm(input, input.shape[1], weight, bias, eps)
+        choices: tuple[Any, ...] = (input.shape[1], eps)
+        return _norm(_GROUP_NORM, instance_norm, _takes_group_norm, tensors, choices, given)
     if fits and not use_input_stats and not absent:
-        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        tensors, choices = (*tensors, running_mean, running_var), (False, momentum, eps)
+        return _norm(_BATCH_NORM, instance_norm, _takes_batch_norm, tensors, choices, given)
     return torch.nn.functional.instance_norm(
         input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
     )
