@@ -23,9 +23,14 @@ def described(value: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """A text of somebody else's for a message, without its middle if it is long."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
+
+
 def shown(value: object) -> str:
     """The repr of an argument for a message, or its type's name if repr fails."""
     try:
-        return repr(value)
+        return shortened(repr(value))
     except Exception:  # some tensors have no values to print
         return described(value)

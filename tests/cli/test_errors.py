@@ -3,6 +3,7 @@
 import os
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -341,6 +342,38 @@ def test_an_array_in_the_place_of_a_number(refused, batch_norm, tmp_path):
 )
 def test_wrong_options(refused, batch_norm, tmp_path, arguments, line):
     assert refused(batch_norm.save(tmp_path / "layer.npz"), *arguments) == line
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_long_names_and_words_are_shortened(cli, refused, batch_norm, tmp_path, suffix):
+    """A file's text has no bounds, and a line on standard error has."""
+    long = "beginning" + "x" * 50_000 + "ending"
+    file = batch_norm.save(tmp_path / f"layer{suffix}", **{long: np.zeros(1, F)})
+    result = cli("run", file)
+    assert result.exit_code == 0
+    (note,) = result.stderr.splitlines()
+    assert note.startswith(f"normgrad: note: {file}: not used: beginningxxx")
+    assert note.endswith("xxxending")
+    assert len(note) < 400 + len(str(file))
+    for option in ("--operator", "--output-mask", "-o", "--normalized-shape"):
+        result = cli("run", file, option, long)
+        assert result.exit_code == 2
+        assert len(result.stderr) < 5100
+    batch_norm.choices["training"] = "x" * (1000 if suffix == ".npz" else 50_000)
+    assert len(refused(batch_norm.save(file))) < 400 + len(str(file))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_long_name_that_is_there_twice(refused, batch_norm, tmp_path):
+    long = "beginning" + "x" * 50_000 + "ending"
+    file = batch_norm.save(tmp_path / "layer.npz")
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(f"{long}.npy", b"")
+        archive.writestr(f"{long}.npy", b"")
+    line = refused(file)
+    assert line.startswith(f"{file}: beginningxxx")
+    assert line.endswith("xxxending: there twice; allowed: one entry of each name")
+    assert len(line) < 400 + len(str(file))
 
 
 def test_interrupt(cli, batch_norm, tmp_path, monkeypatch):

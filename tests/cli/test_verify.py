@@ -105,6 +105,11 @@ def in_a_shell(command, folder, tmp_path):
     )  # fmt: skip
 
 
+def without_progress(text):
+    """Standard error's text without the lines that say how much is done, on a busy machine."""
+    return re.sub(r"(?m)^normgrad: \d+ of \d+ cases.*\n", "", text)
+
+
 def commands_of(text):
     return [line.strip() for line in text.splitlines() if line.strip().startswith("normgrad ver")]
 
@@ -140,7 +145,7 @@ def test_each_finding_has_the_command_that_repeats_it(verify, tmp_path):
         assert command.endswith(f" --only '{name}'")
         assert command in html.unescape(page)
         done = in_a_shell(command, tmp_path, tmp_path)
-        assert (done.returncode, done.stderr) == (1, "")
+        assert (done.returncode, without_progress(done.stderr)) == (1, "")
         assert commands_of(done.stdout) == [command]
         assert re.search(rf"\n{verdict}, 1 case: .*, stats\n +{re.escape(name)}: ", done.stdout)
         assert re.search(r" in all +1 ", done.stdout), "another case was tried too"
@@ -254,36 +259,90 @@ def test_files_beside_it_are_not_imported(tmp_path):
         check=False,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_progress(done.stderr)) == (0, "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system ends it")
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted(tmp_path, ended_by):
-    (tmp_path / "mine.py").write_text(
-        "import os, pathlib, time\n"
-        "class Ops:\n"
-        "    def batch_norm_stats(self, input, *, eps=1e-5):\n"
-        "        pathlib.Path('writing').write_text(str(os.getpid()))\n"
-        "        pathlib.Path('writing').rename('begun')\n"
-        "        time.sleep(600)\n"
-    )
+def begun(tmp_path, program, *options, every=5.0):
+    """``normgrad verify`` of this program, once it has made the file "begun"."""
+    (tmp_path / "mine.py").write_text(program)
+    start = f"from normgrad.cli import main, show; show.EVERY = {every}; main()"
     process = subprocess.Popen(
-        [sys.executable, "-m", "normgrad.cli", "verify", "--backend", "mine:Ops"],
+        [sys.executable, "-c", start, "verify", "--backend", "mine:Ops", *options],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     started = time.monotonic()
     while not (tmp_path / "begun").exists() and time.monotonic() - started < 120:
         assert process.poll() is None
         time.sleep(0.05)
+    return process
+
+
+HANGS = """
+import os, pathlib, time
+import normgrad
+
+class Ops:
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        if input.shape == (2, 4, 1000):
+            pathlib.Path("writing").write_text(str(os.getpid()))
+            pathlib.Path("writing").rename("begun")
+            time.sleep(600)
+        mean, invstd = normgrad.batch_norm_stats(input, eps=eps)
+        return mean, invstd * (2 if str(input.dtype) == "float32" else 1)
+"""
+
+
+def test_an_interrupt_leaves_what_was_judged(tmp_path):
+    """The table and the page of the cases before it, which say that they are not all."""
+    process = begun(tmp_path, HANGS, "--alone", "--only", "/stats/", "-o", "page.html")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, without_progress(stderr)) == (130, "normgrad: interrupted\n")
+    judged, left = re.search(
+        r"\ninterrupted: after (\d+) cases, of which the rest is; (\d+) were left\n", stdout
+    ).groups()
+    assert int(judged) > 1
+    assert int(left) > 50
+    assert re.search(r"\n *in all +\d", stdout)
+    assert "\nwrong, " in stdout
+    assert stdout.endswith("\nwritten  page.html\n")
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>normgrad verify: mine:Ops (interrupted)</title>" in page
+    assert '<p class="bad">This run was interrupted: ' in page
+    assert f'<span class="bad">interrupted after {judged} cases, ' in page
+    assert f"{judged} of the suite" in page
+
+
+def test_progress_without_a_terminal(tmp_path):
+    """A line every few seconds, on standard error."""
+    process = begun(tmp_path, HANGS, "--alone", "--only", "/stats/", every=0.2)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    form = r"(?m)^normgrad: \d+ of \d+ cases: mine:Ops: dtypes and layouts, stats$"
+    assert len(re.findall(form, stderr)) >= 2
+    assert without_progress(stderr) == "normgrad: interrupted\n"
+    assert "cases: mine" not in stdout
+    assert not (tmp_path / "normgrad-verify.html").exists()  # with --only none was asked for
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system ends it")
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted(tmp_path, ended_by):
+    """Before any case was judged."""
+    started = time.monotonic()
+    program = HANGS.replace("(2, 4, 1000)", "(3, 4, 5)")
+    process = begun(tmp_path, program, "--only", "plain/stats/", "-o", "page.html")
     process.send_signal(ended_by)
     stdout, stderr = process.communicate(timeout=60)
     if ended_by == signal.SIGINT:
-        assert (process.returncode, stdout, stderr) == (130, b"", b"normgrad: interrupted\n")
-    assert not (tmp_path / "normgrad-verify.html").exists()
+        assert (process.returncode, stdout) == (130, "")
+        assert without_progress(stderr) == "normgrad: interrupted\n"
+    assert not (tmp_path / "page.html").exists()
     # What was tried is gone too, at once or when the system has seen to it.
     tried = Path("/proc", (tmp_path / "begun").read_text())
     while tried.exists() and "Z" not in (tried / "stat").read_text().split(")")[-1][:3]:

@@ -174,6 +174,19 @@ def test_scalars():
     )  # fmt: skip
 
 
+def test_long_values_are_shortened():
+    """In the middle, so that what was wrong and what is allowed can still be read."""
+    case = make("train", (3, 4, 5))
+    for name, value in (("eps", "x" * 50_000), ("training", [0] * 50_000)):
+        case.options = {"training": True, name: value}
+        with pytest.raises(TypeError) as caught:
+            case.call()
+        text = str(caught.value)
+        assert text.startswith(f"{name}: {value!r}"[:90])
+        assert re.search("….*; allowed: (a real number|True or False)$", text)
+        assert len(text) < 300
+
+
 @pytest.mark.parametrize("value", [-1, -1e-5, -math.inf, math.nan, F(-1), Fraction(-1, 3)])
 @pytest.mark.parametrize("kind", [kind for kind in (*GRADIENTS, *FORWARD) if takes_eps(kind)])
 def test_eps_is_no_negative_number_and_no_nan(kind, value):

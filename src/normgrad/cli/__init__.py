@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..unusable import shortened
 from .streams import Stream, keep_numbers
 
 #: The packages of the extra ``cli`` that all commands need.
@@ -17,6 +18,9 @@ _NEEDED = ("typer", "rich", "safetensors")
 #: The most bytes that parsing a command takes (200 KiB were measured). If an allocation fails then,
 #: pydantic, which Typer uses, ends the process.
 PARSER_MEMORY = 1 << 20
+
+#: The most characters of a line on standard error: more than the longest path with a message.
+LONGEST = 5000
 
 #: Exit statuses: a result is wrong; input or output cannot be used, or memory is short; and, by the
 #: shell's convention, an interrupt.
@@ -34,8 +38,8 @@ def plain(text: object) -> str:
 
 
 def say(message: object) -> None:
-    """Write one line to standard error."""
-    print(f"normgrad: {plain(message)}", file=sys.stderr, flush=True)
+    """Write one line to standard error, without its middle if it is very long."""
+    print(f"normgrad: {shortened(plain(message), LONGEST)}", file=sys.stderr, flush=True)
 
 
 def lack(*names: str, extra: str = "cli") -> str | None:

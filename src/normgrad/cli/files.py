@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from .. import dtypes, memory
 from ..dtypes import DType
+from ..unusable import shortened, shown
 
 Array = npt.NDArray[Any]
 
@@ -115,7 +116,7 @@ class Contents(ABC):
             raise
         except Exception as error:  # a crafted file can make a decoder raise anything
             memory.need("reading", DECODER_MEMORY)  # so can a lack of memory
-            reason = f"{error}" or type(error).__name__
+            reason = shortened(f"{error}") or type(error).__name__
             raise self._refused(
                 f"{what}: damaged or truncated ({reason}); allowed: an intact {self.format.value} "
                 "file",
@@ -139,8 +140,8 @@ class Contents(ABC):
         longest = self._most // dtypes.float64.itemsize
         if max(entry.shape, default=0) > longest:
             raise self._refused(
-                f"{name}: shape {entry.shape} in a file this small; allowed: axes of at most "
-                f"{longest}",
+                f"{name}: shape {shown(entry.shape)} in a file this small; allowed: axes of at "
+                f"most {longest}",
             )
         with self._decoding(name):
             return entry.read()
@@ -164,8 +165,8 @@ class Contents(ABC):
             or elements * entry.dtype.itemsize > MAX_SCALAR_BYTES
         ):
             raise self._refused(
-                f"{name}: an array of shape {entry.shape} and dtype {entry.dtype_name}; allowed: "
-                "a 0-d entry with a number, a boolean or a word",
+                f"{name}: an array of shape {shown(entry.shape)} and dtype {entry.dtype_name}; "
+                "allowed: a 0-d entry with a number, a boolean or a word",
             )
         with self._decoding(name):
             value = entry.read().tolist()
@@ -200,7 +201,8 @@ class _Npz(Contents):
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in self._members:
-                raise self._refused(f"{name}: there twice; allowed: one entry of each name")
+                twice = "there twice; allowed: one entry of each name"
+                raise self._refused(f"{shortened(name)}: {twice}")
             self._members[name] = member
         self.names = tuple(self._members)
 

@@ -25,6 +25,7 @@ from ..options import OPTIONS, addend, flag, integer, mask, real, sizes
 from ..plans import Plan
 from ..settings import SettingError
 from ..testing.tensors import Call
+from ..unusable import shortened
 from . import files, outputs, show
 from .files import Array, Contents, Format, InputError
 
@@ -178,7 +179,8 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
     if not names:
         return ()
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return (f"{contents.path}: not used: {', '.join(names[:_MAX_NAMES])}{more}",)
+    first = ", ".join(map(shortened, names[:_MAX_NAMES]))
+    return (f"{contents.path}: not used: {first}{more}",)
 
 
 def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:

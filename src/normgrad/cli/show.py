@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -122,13 +123,47 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     print_lines(made)
 
 
+#: Seconds between two lines of progress.
+EVERY = 5.0
+
+
 @contextmanager
-def progress(total: int) -> Iterator[Any]:
-    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it."""
+def _progress_lines(total: int, noun: str) -> Iterator[Any]:
+    """Say on stderr every few seconds how much is done; yield a function that counts and labels."""
+    done, label, over = 0, "", threading.Event()
+
+    def advance(text: str, step: int = 1) -> None:
+        nonlocal done, label
+        done, label = done + step, f": {text}"
+
+    def tell() -> None:
+        while not over.wait(EVERY):
+            say(f"{done} of {total} {noun}{label}")
+
+    # A thread, since a case that hangs or compiles keeps this one waiting for minutes.
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def progress(total: int, noun: str = "") -> Iterator[Any]:
+    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it.
+
+    With a noun for what is counted, there are lines instead of the bar where it is no terminal.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
     console = Console(stderr=True)
+    if noun and not console.is_terminal:
+        with interruptible(), _progress_lines(total, noun) as advance:
+            yield advance
+        return
     columns = (BarColumn(), MofNCompleteColumn(), Remaining(), TextColumn("{task.description}"))
     with (
         interruptible(),

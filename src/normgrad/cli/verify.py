@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
+from ..unusable import shown
 from . import FAILED, info, lack, outputs, plain, say, show
 from .files import InputError, blaming
 
@@ -77,7 +78,8 @@ def verify(
     The exit status is 0 if all is as it should be; 1 if a bound is broken, a wrong call is not
     refused, the process crashes or hangs, an operator answers no legal call, or nothing at all is
     met; and 2 if FILE cannot be written or there is nothing of that name to try. Where another
-    implementation refuses some legal calls of an operator, that does not count against it.
+    implementation refuses some legal calls of an operator, that does not count against it. After an
+    interrupt the table and the page have what was judged until then, and the status is 130.
     """
     if report is None and only is None:
         report = PAGE
@@ -88,19 +90,29 @@ def verify(
             raise InputError("--report", f"the page {needs}")
     if backend is None:
         info.check_settings()
-    specs = _ours() if backend is None else [backend]
-    trials = [_try(spec, quick, only) for spec in specs]
-    if not any(trial.judged for trial in trials):
-        where = f"no case {'of --quick ' if quick else ''}has {only!r} in its name"
-        raise InputError("--only", f"{where}; allowed: a part of one")
-    passed = all(trial.passed for trial in trials)
-    if not alone:
-        trials += _beside(backend, quick, only, trials)
+    trials: list[Trial] = []
+    passed, is_interrupted = True, False
+    try:
+        for spec in _ours() if backend is None else [backend]:
+            trials += [_try(spec, quick, only)]
+        if not any(trial.judged for trial in trials):
+            where = f"no case {'of --quick ' if quick else ''}has {shown(only)} in its name"
+            raise InputError("--only", f"{where}; allowed: a part of one")
+        passed = all(trial.passed for trial in trials)
+        if not alone:
+            trials += _beside(backend, quick, only, trials)
+    except KeyboardInterrupt as error:
+        trials = [each for each in (*trials, getattr(error, "trial", None)) if each and each.judged]
+        if not trials:
+            raise
+        is_interrupted = True
     # Print first, since writing the page may fail.
     _print(trials, page)
     if page is not None:
         _write(page, trials)
         show.print_lines(f"written  {page}")
+    if is_interrupted:
+        raise KeyboardInterrupt
     if not passed:
         raise typer.Exit(FAILED)
 
@@ -143,7 +155,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
         advance: list[Callable[[str], None]] = []
 
         def started(name: str, count: int) -> None:
-            bar = stack.enter_context(show.progress(count))
+            bar = stack.enter_context(show.progress(count, "cases"))
             advance.append(lambda text: bar(f"{name}: {text}"))
 
         def progress(judged: Judged) -> None:

@@ -20,7 +20,7 @@ from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
 from .suites import SUITES, load
 from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
-from .trials import Trial, try_cases
+from .trials import Trial, TrialInterrupted, try_cases
 
 __all__ = [
     "FORWARD",
@@ -36,6 +36,7 @@ __all__ = [
     "SubjectError",
     "Topic",
     "Trial",
+    "TrialInterrupted",
     "Verdict",
     "cases",
     "check",

@@ -12,6 +12,7 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision
+from ..unusable import shortened
 from .cases import Case
 from .changes import mistakes
 from .tensors import Array, Call
@@ -94,6 +95,10 @@ class Judged:
     counts: Array = field(
         default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64), repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        """Shorten what an implementation says, which may be of any length."""
+        object.__setattr__(self, "detail", shortened(self.detail, 1000))
 
     @property
     def is_answer(self) -> bool:

@@ -102,6 +102,9 @@ def claims(trial: Trial) -> list[Claim]:
     legal = [each for each in offered if not each.case.is_mistake]
     wrong = [each for each in offered if each.case.is_mistake]
     found = []
+    if trial.unjudged:
+        text = f"after {len(trial.judged)} cases, of which the rest is; {trial.unjudged} were left"
+        found.append(Claim("interrupted", text, False))
     if trial.silent:
         found.append(_unanswered(_silence(trial), next(iter(trial.silent.values()))))
     elif trial.judged and not any(each.verdict is Verdict.MET for each in trial.judged):
@@ -168,5 +171,7 @@ def headline(trial: Trial) -> str:
         said = ["no defect found" if counts[Verdict.MET] else "nothing was met"]
     if counts[Verdict.MET] == len(trial.judged) > 0:
         said = ["every case is met"]
+    if trial.unjudged:
+        said = [f"interrupted after {len(trial.judged)} cases", *said]
     said += [f"{counts[verdict]} {verdict.value}" for verdict in [*Verdict][1:] if counts[verdict]]
     return ", ".join(said)

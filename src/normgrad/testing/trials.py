@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +28,7 @@ class Trial:
         judged: the cases in their order.
         beside: additional plain calls, which show whether an operator answers.
         total: how many cases the whole suite has.
+        unjudged: how many cases were left when the trial was interrupted.
     """
 
     spec: str
@@ -37,11 +39,16 @@ class Trial:
     judged: tuple[Judged, ...]
     beside: tuple[Judged, ...]
     total: int
+    unjudged: int = 0
 
     @property
     def passed(self) -> bool:
-        """Whether some case was met and no defect found; if strict, no refusal either."""
-        return any(each.verdict is Verdict.MET for each in self.judged) and not self.defects
+        """Whether some case was met and no defect found; if strict, no refusal either.
+
+        An interrupted trial has not passed.
+        """
+        is_met = any(each.verdict is Verdict.MET for each in self.judged)
+        return is_met and not self.defects and not self.unjudged
 
     @property
     def defects(self) -> tuple[Judged, ...]:
@@ -68,8 +75,11 @@ class Trial:
     def silent(self) -> dict[str, Judged]:
         """The offered operators that answer no legal call, each with its first such call.
 
-        An operator that raises NotImplementedError is not offered.
+        An operator that raises NotImplementedError is not offered. Of an interrupted trial nothing
+        is said, since the calls that an operator answers may have been left.
         """
+        if self.unjudged:
+            return {}
         tried = (*self.beside, *self.judged)
         answering = {each.case.operator for each in tried if each.is_answer}
         found: dict[str, Judged] = {}
@@ -77,6 +87,14 @@ class Trial:
             if each.case.operator not in answering:
                 found.setdefault(each.case.operator, each)
         return found
+
+
+class TrialInterrupted(KeyboardInterrupt):
+    """An interrupt of :func:`try_cases`; ``trial`` has the cases that were judged before it."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
 
 
 def _is_unanswered(judged: Judged) -> bool:
@@ -110,9 +128,11 @@ def try_cases(
 
     Raises:
         SubjectError: there is no such implementation.
+        TrialInterrupted: an interrupt came after the first case was begun.
     """
     process = Process(spec)
-    judged: list[Judged] = []
+    futures: list[Future[Judged]] = []
+    is_stopped = False
     try:
         hello = process.hello()
         facts, suite = hello["facts"], SUITES[hello["suite"]]
@@ -128,22 +148,28 @@ def try_cases(
             return found if isinstance(found, Judged) else judge(case, found, hello["strict"])
 
         # Judge one case while the process computes the next.
-        with ThreadPoolExecutor(1) as judging:
-            waiting: Future[Judged] | None = None
-            for case in (*cases, *beside, None):
-                following = case and judging.submit(verdict, case, process.found(case))
-                if waiting is not None:
-                    judged.append(waiting.result())
-                    progress(judged[-1])
-                waiting = following
+        with suppress(KeyboardInterrupt), ThreadPoolExecutor(1) as judging:
+            is_stopped = True
+            for case in (*cases, *beside):
+                futures.append(judging.submit(verdict, case, process.found(case)))
+                for each in futures[-2:-1]:
+                    progress(each.result())
+            for each in futures[-1:]:
+                progress(each.result())
+            is_stopped = False
     finally:
         process.end()
+    judged = [each.result() for each in futures]
     plain = {each.case.kind: each for each in judged if each.case.topic is Topic.PLAIN}
     judged = [each.beside(plain.get(each.case.kind)) for each in judged]
-    return Trial(
+    trial = Trial(
         spec=spec,
         **hello,
         judged=tuple(judged[: len(cases)]),
         beside=tuple(judged[len(cases) :]),
         total=len(suite.cases(False, facts)),
+        unjudged=len(cases) + len(beside) - len(judged),
     )
+    if is_stopped:
+        raise TrialInterrupted(trial)
+    return trial
