@@ -9,6 +9,7 @@ not know.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -43,6 +44,10 @@ _HOOKS = {ENTER_HOOK: "launch_enter_hook", EXIT_HOOK: "launch_exit_hook", CALLS:
 ARRAY_DATA, ARRAY_SIZES, ARRAY_STRIDES, ARRAY_DTYPE = 2, 4, 5, 7
 ARRAY_RANK, ARRAY_FLAGS = 6, 16  # half words
 ARRAY_FLAT, ARRAY_WRITEABLE = 0x1, 0x400
+# The word of NumPy's PyArray_Descr that says what a dtype is: its kind, character and byte order,
+# each a character, and its number in the upper half. Equal dtypes may be several objects, as
+# unpickled ones are, and the memory of one that is freed becomes another's.
+DESCRIPTION = 3
 
 # Offsets in DLPack's DLTensor, in words. A device is its type, here the CPU's or CUDA's, in the
 # lower half of the word, and its number in the upper one.
@@ -102,6 +107,7 @@ def _find_python() -> None:
     array = np.zeros((2, 3), np.float32)[:, ::2]
     words = (ctypes.c_int64 * 8).from_address(id(array))
     halves = (ctypes.c_int32 * (ARRAY_FLAGS + 1)).from_address(id(array))
+    dtypes = [np.dtype(name) for name in ("<f4", ">f4", np.uint8, np.int64)]
     as_said = (
         np.ndarray.__basicsize__ >= 4 * (ARRAY_FLAGS + 1)
         and (words[1], words[ARRAY_DATA]) == (id(np.ndarray), array.ctypes.data)
@@ -109,6 +115,7 @@ def _find_python() -> None:
         and words[ARRAY_DTYPE] == id(array.dtype)
         and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_SIZES])) == array.shape
         and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_STRIDES])) == array.strides
+        and all(_is_described(dtype) for dtype in dtypes)
     )
     known[NONE], known[TRUE] = id(None), id(True)
     known[TUPLE], known[TUPLE_ENTRIES] = id(tuple), tuple.__basicsize__
@@ -119,7 +126,18 @@ def _find_python() -> None:
     found = ctypes.c_int64.from_address(id(some) + 8 * _BYTES_HASH).value == number
     known[HASH] = _BYTES_HASH if found else 0
     known[list(_HOOKS)] = [*map(id, _HOOKS.values())]
-    known[NDARRAY], known[BYTES] = id(np.ndarray) if as_said else 0, id(np.dtype(np.uint8))
+    known[NDARRAY], known[BYTES] = id(np.ndarray) if as_said else 0, _description(dtypes[2])
+
+
+def _description(dtype: np.dtype[Any]) -> int:
+    return ctypes.c_int64.from_address(id(dtype) + 8 * DESCRIPTION).value
+
+
+def _is_described(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype's word DESCRIPTION has what it should."""
+    characters = (dtype.kind + dtype.char + dtype.byteorder).encode()
+    found = _description(dtype).to_bytes(8, sys.byteorder)
+    return found[:3] == characters and int.from_bytes(found[4:], sys.byteorder) == dtype.num
 
 
 def find_torch(torch: Any) -> None:

@@ -139,7 +139,7 @@ def describe(known, value, words, at, found):
     if kind == word(known, native.NDARRAY):
         rank = get(int32s_at(value), native.ARRAY_RANK)
         sizes, strides = word(value, native.ARRAY_SIZES), word(value, native.ARRAY_STRIDES)
-        put(words, at + DTYPE, word(value, native.ARRAY_DTYPE))
+        put(words, at + DTYPE, word(word(value, native.ARRAY_DTYPE), native.DESCRIPTION))
         put(found, ADDRESS, word(value, native.ARRAY_DATA))
         put(found, FLAGS, get(int32s_at(value), native.ARRAY_FLAGS))
     elif kind != 0 and (
