@@ -534,3 +534,23 @@ def test_banks_are_of_all_steps_that_read_the_tensors():
         assert program.template()[block.BANK_SETS] == sets
         compared.add(len(reading) > 1)
     assert compared == {False, True}
+
+
+@pytest.mark.cpu
+def test_a_plan_that_ran_on_arrays_leaves_tensors_as_they_were():
+    """NumPy would read a tensor to make a result like it, and fix the size of its storage."""
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).random((2, 3, 4), np.float32)
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
+    expected = [each for each in bits(plan.run(x, x)).values() if each]
+    for _ in range(2):
+        plan.run(x, x)
+        dy, other = torch.from_numpy(x).clone(), torch.from_numpy(x).clone()
+        found = [np.asarray(each).tobytes() for each in plan.run(dy, other) if each is not None]
+        assert found == expected
+        plan.run(x, x)
+        with pytest.raises(ValueError, match=r"^input: float32 with shape"):
+            plan.run(dy, other[:1])
+        for tensor in (dy, other):
+            assert tensor.untyped_storage().resizable()
+            tensor.untyped_storage().resize_(0)

@@ -1,9 +1,10 @@
 """The table of addresses and offsets with which compiled code reads and makes tensors' objects.
 
 The addresses are valid in this process only. The field of a type is 0, which is not an address, if
-PyTorch lacks the functions that read its tensors, or if Python's objects do not have the usual
+PyTorch lacks the functions that read its tensors, or if NumPy's arrays do not have the usual
 layout. Python code then reads the tensors, as it reads all those of types that compiled code does
-not know.
+not know. If no object of Python's has the usual layout, ``TUPLE`` is 0 too, and compiled code is
+never asked.
 """
 
 from __future__ import annotations

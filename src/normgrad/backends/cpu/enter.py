@@ -40,6 +40,7 @@ SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them. Signatures
 #: and keys are arrays of words, which are int64.
 KEY_MAX, FACTS_MAX, FOUND = 4 * E.WORDS_MAX, py.FOUND * E.ENTRIES_MAX, py.FOUND
+ENTRIES_MAX = E.ENTRIES_MAX
 DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 #: The statuses of a call for which nothing was done, and of one whose plan's function of Python
 #: has answered otherwise than by running it.
@@ -51,6 +52,15 @@ def is_brought(known, out, index):
     """Whether the caller gave a tensor for a result; ``out`` is None or a tuple."""
     nothing = word(known, native.NONE)
     return out != nothing and py.entry(known, out, index) != nothing
+
+
+@helper
+def takes(plan, words):
+    """Whether the signature of the inputs, with which ``words`` begin, is the plan's."""
+    for at in range(word(plan, E.RESULTS) - 1):  # the word before the results is a mark
+        if get(words, at) != word(plan, E.WORDS + at):
+            return False
+    return True
 
 
 @helper
@@ -147,7 +157,8 @@ def remember(plan, probed, index, value, address):
         py.clear_error(())
     else:
         put(integers_at(plan), E.PROBED + seat, address)
-        py.set_list_entry((probed, seat, reference))
+        if py.set_list_entry((probed, seat, reference)) != 0:
+            py.clear_error(())
 
 
 @helper
@@ -250,13 +261,14 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, wo
 def results_of(plan, known, makers, tensors, out, stale):
     """Make the tuple of results, the caller's and new ones; 0 if Python raised an exception.
 
-    ``stale`` is set if a function of Python's was called. Other code of Python's does not run here,
-    since the garbage collector is off.
+    The inputs have the plan's signature: a function of Python's that makes a result may change what
+    it takes, as NumPy's does with a tensor. ``stale`` is set if such a function was called. Other
+    code of Python's does not run here, since the garbage collector is off.
     """
     collects = plain(py.stop_collector(()))
-    results, argument = py.new_tuple((word(makers, py.LENGTH),)), int_buffer(1)
+    values, argument, count = int_buffer(ENTRIES_MAX), int_buffer(1), word(makers, py.LENGTH)
     direct, words = py.makes_tensors(known), plan + 8 * (E.WORDS + word(plan, E.RESULTS))
-    for index in range(word(makers, py.LENGTH) if results != 0 else 0):
+    for index in range(count):
         maker, value = py.entry(known, makers, index), plain(0)
         if is_brought(known, out, index):
             value = py.entry(known, out, index)
@@ -275,9 +287,10 @@ def results_of(plan, known, makers, tensors, out, stale):
                 collects = plain(0)
             value = py.call_object((maker, argument, 1, 0))
             if value == 0:
-                py.release((results,))
+                py.release_all(values, index)
                 return 0
-        py.set_entry((results, index, value))
+        put(values, index, value)
+    results = py.tuple_of(values, count)
     if collects != 0:
         py.start_collector(())
     return results
@@ -288,33 +301,36 @@ def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
 
     ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
-    ``words`` and ``facts`` are those of the tensors unless ``stale`` is set. Any code of Python's
-    sets it, since it may replace the memory of tensors.
+    ``words`` begin with the tensors' signature, and ``facts`` are theirs, unless ``stale`` is set.
+    Any code of Python's sets it, since it may replace the memory of tensors.
     """
     not_inlined()
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
     nothing, address, threads = word(known, native.NONE), plain(0), plain(1)
+    if not (
+        word(tensors, py.LENGTH) == word(plan, E.INPUTS)
+        and (
+            out == nothing
+            or (py.is_tuple(known, out) and word(out, py.LENGTH) == word(makers, py.LENGTH))
+        )
+        and takes(plan, words)
+    ):
+        py.retain((nothing,))
+        return nothing
     if word(plan, E.PARALLEL) != 0:
-        found = team if team != 0 else py.call_nothing((word(known, native.TEAM),))
+        found = team
+        if team == 0:
+            put(stale, 0, 1)
+            found = py.call_nothing((word(known, native.TEAM),))
         if found == 0:
             return nothing_made(known)
         if found == nothing:
             return found
-        put(stale, 0, 1)
         address = py.integer(py.entry(known, found, 0))
         threads = py.integer(py.entry(known, found, 1))
         if team == 0:
             py.release((found,))
     py.retain((nothing,))
-    if not (
-        py.is_tuple(known, tensors)
-        and word(tensors, py.LENGTH) == word(plan, E.INPUTS)
-        and (
-            out == nothing
-            or (py.is_tuple(known, out) and word(out, py.LENGTH) == word(makers, py.LENGTH))
-        )
-    ):
-        return nothing
     said, status = int_buffer(1), plain(NOTHING_DONE)
     results = results_of(plan, known, makers, tensors, out, stale)
     if results != 0 and (
@@ -360,14 +376,18 @@ def answer(table, arguments, count):
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
     words, facts, stale = int_buffer(KEY_MAX), int_buffer(FACTS_MAX), int_buffer(1)
     nothing = word(known, native.NONE)
+    put(stale, 0, 0)
     if py.is_tuple(known, plans):
-        put(stale, 0, 1)
+        if not py.is_tuple(known, tensors) or (
+            describe_all(known, tensors, words, plain(0), facts) < 0
+        ):
+            py.retain((nothing,))
+            return nothing
         team = word(arguments, 4) if count == 5 else 0
         return compute(known, plans, tensors, out, word(arguments, 3), team, words, facts, stale)
     if count == 5 and py.is_watched(known):
         py.retain((nothing,))
         return nothing
-    put(stale, 0, 0)
     at = key_of(known, tensors, out, word(arguments, 3), words, facts)
     if at < 0:
         py.retain((nothing,))
@@ -378,6 +398,7 @@ def answer(table, arguments, count):
     ready = py.find((plans, key))
     py.release((key,))
     if ready == 0:
+        py.clear_error(())
         py.retain((nothing,))
         return nothing
     # Another thread may drop the plan meanwhile.
@@ -396,16 +417,18 @@ def copies(table, arguments):
     known = py.long_value((table,))
     values, make = word(arguments, 0), word(arguments, 1)
     nothing, count = word(known, native.NONE), word(values, py.LENGTH)
-    py.retain((nothing,))
-    results = py.new_tuple((count,))
-    for index in range(count if results != 0 else 0):
-        made = py.copy_of(known, make, py.entry(known, values, index))
-        if made == 0:
-            py.release((results,))
-            return nothing
-        py.set_entry((results, index, made))
-    py.release((nothing,))
-    return results
+    made, done = int_buffer(ENTRIES_MAX), plain(0)
+    while done < count and count <= ENTRIES_MAX:
+        copy = py.copy_of(known, make, py.entry(known, values, done))
+        if copy == 0:
+            break
+        put(made, done, copy)
+        done += 1
+    if done < count:
+        py.release_all(made, done)
+        py.retain((nothing,))
+        return nothing
+    return py.tuple_of(made, count)
 
 
 def function(owner, arguments, count):

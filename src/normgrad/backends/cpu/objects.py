@@ -52,8 +52,9 @@ bytes_from = external("PyBytes_FromStringAndSize")
 retain, release = external("Py_IncRef"), external("Py_DecRef")
 # Python 3.10's library exports no function for a call with one argument.
 call_object, call_nothing = external("PyObject_VectorcallDict"), external("PyObject_CallNoArgs")
-new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem")
-list_entry, set_list_entry = external("PyList_GetItem"), external("PyList_SetItem")
+new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem", types.int32)
+list_entry = external("PyList_GetItem")
+set_list_entry = external("PyList_SetItem", types.int32)
 refer = external("PyWeakref_NewRef")
 find = external("PyDict_GetItemWithError")
 attribute, size_of = external("PyObject_GetAttr"), external("PyObject_Size")
@@ -79,6 +80,34 @@ def is_tuple(known, value):
 def entry(known, values, index):
     """An entry of a tuple, as a borrowed reference."""
     return word(values + word(known, native.TUPLE_ENTRIES), index)
+
+
+@helper
+def release_all(values, count):
+    """Release an array of references."""
+    for index in range(count):
+        release((get(values, index),))
+
+
+@helper
+def tuple_of(values, count):
+    """A tuple of an array of references, which it takes over; 0 if Python raised an exception.
+
+    All values are there before the tuple is, and no code runs before it is filled. Other code may
+    find every tuple (``gc.get_objects()``), and Python fills none that others hold.
+    """
+    made = new_tuple((count,))
+    if made == 0:
+        release_all(values, count)
+        return made
+    filled = True
+    for index in range(count):
+        # It takes the reference over where it fails, too.
+        filled &= set_entry((made, index, get(values, index))) == 0
+    if not filled:
+        release((made,))
+        return plain(0)
+    return made
 
 
 @helper
@@ -307,6 +336,19 @@ def add_one(known, value):
 
 
 @helper
+def is_vector(known, value, words, found):
+    """Describe a PyTorch tensor; returns whether it is a vector on the CPU without gaps."""
+    not_inlined()
+    return (
+        describe(known, value, words, plain(0), found) == VECTOR
+        and word(value, TYPE) == word(known, native.TENSOR)
+        and get(words, DEVICE) == native.CPU
+        and get(words, SIZES + 1) == 1
+        and holds_all(known, value, words, plain(0), get(found, BYTES))
+    )
+
+
+@helper
 def copy_of(known, make, value):
     """A new tensor with the values of a PyTorch tensor, which is a vector without gaps; else 0.
 
@@ -314,28 +356,24 @@ def copy_of(known, make, value):
     """
     not_inlined()
     words, others = int_buffer(SIGNATURE_MAX), int_buffer(SIGNATURE_MAX)
-    found = int_buffer(FOUND)
-    if (
-        describe(known, value, words, plain(0), found) != VECTOR
-        or word(value, TYPE) != word(known, native.TENSOR)
-        or get(words, DEVICE) != native.CPU
-        or get(words, SIZES + 1) != 1
-        or not holds_all(known, value, words, plain(0), get(found, BYTES))
-    ):
+    found, copied, argument = int_buffer(FOUND), int_buffer(FOUND), int_buffer(1)
+    if not is_vector(known, value, words, found):
         return 0
-    source, argument = get(found, ADDRESS), int_buffer(1)
-    made = new_tensor(known, address_of(words)) if makes_tensors(known) else 0
+    made, alike = new_tensor(known, address_of(words)) if makes_tensors(known) else 0, True
     if made == 0:
         put(argument, 0, value)
         made = call_object((make, argument, 1, 0))
+        # It may have replaced the tensor's memory.
+        alike = is_vector(known, value, words, found)
     if made == 0:
         clear_error(())
         return 0
-    alike = describe(known, made, others, plain(0), found) == VECTOR
+    alike = alike and describe(known, made, others, plain(0), copied) == VECTOR
     for index in range(VECTOR if alike else 0):
         alike = alike and get(words, index) == get(others, index)
     if not alike:
         release((made,))
         return 0
-    copy_bytes((get(found, ADDRESS), source, get(words, SIZES) * get(found, BYTES)))
+    size = get(words, SIZES) * get(found, BYTES)
+    copy_bytes((get(copied, ADDRESS), get(found, ADDRESS), size))
     return made

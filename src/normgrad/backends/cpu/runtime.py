@@ -41,8 +41,10 @@ def answer() -> Callable[..., Any]:
     """The compiled function for ``native.answer``, ``native.copies`` and ``native.add_one``.
 
     It is ``enter.function`` as a built-in function of Python, whose first argument is the address
-    of native.py's table.
+    of native.py's table; or ``native.nothing_known`` if it could not read this Python's objects.
     """
+    if not native.known[native.TUPLE]:
+        return native.nothing_known
     native.known[native.TEAM] = id(teams.ready)
     method = _Method(b"answer", units.address(units.ENTRY), _FASTCALL, None)
     make = ctypes.PYFUNCTYPE(
