@@ -339,3 +339,64 @@ def checked() -> Any:
                 )
             )
     return found
+
+
+def sharded(layer_name: str, training: bool = True) -> Any:
+    """A step of a layer of PyTorch's and of its converted copy on data that ranks share.
+
+    Returns, of both, the results in whole or the error's type and text.
+    """
+    from layer_pairs import data, pair
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    outcomes = []
+    for layer in pair(layer_name, training):
+        x = distribute_tensor(data(layer_name), mesh, [Shard(0)]).requires_grad_()
+        if list(layer.parameters()) and not list(layer.buffers()):
+            layer = parallelize_module(layer, mesh, SequenceParallel(sequence_dim=0))
+        else:
+            layer = torch.distributed.tensor.distribute_module(layer, mesh)
+        try:
+            y = layer(x)
+            (y**3).sum().backward()
+            values = [y, x.grad, *(each.grad for each in layer.parameters()), *layer.buffers()]
+            outcomes.append(
+                [
+                    _numpy(v.redistribute(placements=[Replicate()]).to_local())
+                    if isinstance(v, DTensor)
+                    else _numpy(v)
+                    for v in values
+                ]
+            )
+        except Exception as error:
+            outcomes.append([type(error).__name__, str(error)])
+    return outcomes
+
+
+def fully_sharded() -> Any:
+    """The gradients of a model with every norm, whose parameters FSDP shards: ours, theirs."""
+    import copy
+
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4),
+        torch.nn.InstanceNorm2d(4, affine=True), torch.nn.LayerNorm(5), torch.nn.Linear(5, 5),
+        torch.nn.RMSNorm(5),
+    ).double()  # fmt: skip
+    gradients = []
+    for model in (nt.convert(copy.deepcopy(theirs)), theirs):
+        for layer in model:
+            if list(layer.parameters()):
+                fully_shard(layer)
+        fully_shard(model)
+        for step in range(2):
+            generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            x = torch.randn(6, 3, 4, 5, generator=generator, dtype=torch.float64)
+            (model(x) ** 3).sum().backward()
+        gradients.append([_numpy(each.grad.full_tensor()) for each in model.parameters()])
+    return gradients

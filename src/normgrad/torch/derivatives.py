@@ -119,6 +119,13 @@ class Normalisation:
             moved = moved + self._with_ones(self._channel_axes, bias_t)
         return moved
 
+    def gradients(self, grad_out: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The norm's gradients."""
+        dy = self._data(grad_out)
+        to_input = self._invstd * self._project(self._weighted(weight, dy))
+        to_weight = self._channel_sum(dy * self._normalised)
+        return to_input, to_weight, self._channel_sum(dy)
+
     def gradients_jvp(
         self,
         grad_out: Tensor,

@@ -76,8 +76,8 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
         and _takes(input, (weight, bias, *running), slice(1, 2), eps)
         # PyTorch does not update the running statistics from an empty input.
         and input.numel() != 0
-        # normgrad computes no gradients of running statistics.
-        and not any(value is not None and value.requires_grad for value in running)
+        # normgrad computes no derivatives by running statistics.
+        and all(map(watching.is_constant, running))
     ):
         return False
     absent = [value is None for value in running]
@@ -88,12 +88,13 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
 
 
 def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
-    """Update running statistics in place; False if vmap computed new ones per batch member."""
+    """Update running statistics in place; False if they cannot hold the new ones.
+
+    They cannot if a transform has computed these, as one for each member of vmap's batch.
+    """
     try:
         running[0].copy_(new[0])
     except RuntimeError:
-        if not torch._C._are_functorch_transforms_active():
-            raise
         return False
     running[1].copy_(new[1])
     return True
@@ -146,12 +147,15 @@ def _norm(
         if made is not None:
             return _with_node(norm, made, tensors, choices)
     alone = watching.unwatched() and watching.plain(*tensors)
-    if not alone and has_torch_function(tensors):
-        found: Tensor = handle_torch_function(function, tensors, *given)
-        return found
+    theirs: Callable[..., Tensor] = getattr(torch.nn.functional, function.__name__)
+    if not alone:
+        if any(map(watching.has_rules, tensors)):
+            return theirs(*given)
+        if has_torch_function(tensors):
+            found: Tensor = handle_torch_function(function, tensors, *given)
+            return found
     if not takes(tensors, choices):
-        theirs: Tensor = getattr(torch.nn.functional, function.__name__)(*given)
-        return theirs
+        return theirs(*given)
     if converts:
         tensors = tuple(map(_as_autocast_has_it, tensors))
     if alone:
@@ -164,7 +168,7 @@ def _norm(
     output, *statistics = called(norm.schema, (*tensors, *choices))
     if updated and running[0] is not None and not _update(running, statistics[2:]):
         # PyTorch's function raises an error that names a remedy.
-        return getattr(torch.nn.functional, function.__name__)(*given)
+        return theirs(*given)
     return output
 
 
@@ -470,11 +474,9 @@ def instance_norm(
     )
     tensors: tuple[Any, ...] = (input, weight, bias)
     if fits and use_input_stats and absent:
-        choices: tuple[Any, ...] = (input.shape[1], eps)
+        choices = (input.shape[1], eps)
         return _norm(_GROUP_NORM, instance_norm, _takes_group_norm, tensors, choices, given)
     if fits and not use_input_stats and not absent:
-        tensors, choices = (*tensors, running_mean, running_var), (False, momentum, eps)
-        return _norm(_BATCH_NORM, instance_norm, _takes_batch_norm, tensors, choices, given)
-    return torch.nn.functional.instance_norm(
-        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-    )
+        tensors, options = (*tensors, running_mean, running_var), (False, momentum, eps)
+        return _norm(_BATCH_NORM, instance_norm, _takes_batch_norm, tensors, options, given)
+    return torch.nn.functional.instance_norm(*given)

@@ -18,7 +18,7 @@ from torch.fx import Proxy
 from torch.nn import Module
 
 from .. import native
-from . import collectives, functional
+from . import collectives, functional, watching
 
 
 class Ours(Module):
@@ -89,9 +89,11 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
             mean = var = batches = None
         momentum = self.momentum
         if momentum is None:
-            if not (batches is None or mean is None or var is None):
-                return self._averaging(input, mean, var, batches, weight, bias)
             momentum = 0.0
+            if not (batches is None or mean is None or var is None):
+                if not watching.leaves_averaging(batches, mean, var):
+                    return self._averaging(input, mean, var, batches, weight, bias)
+                momentum = 1.0 / (float(batches) + 1.0)
         output = self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
         # Counted last, since a batch that raised an error must not count; by compiled code, since
         # PyTorch's addition takes a twentieth of a small layer's time.

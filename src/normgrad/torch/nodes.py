@@ -28,10 +28,12 @@ from ..plans import call, ready_plans
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .schemas import NAMESPACE, SCHEMAS, Schema
-from .watching import kernels_suffice, unwatched
+from .watching import has_rules, plain, unwatched
 
 any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
+#: PyTorch's own nodes do not call ``__torch_function__`` of a gradient's class.
+_WithoutSubclasses = torch._C.DisableTorchFunctionSubclass
 
 #: The inputs of gradients that have derivatives.
 _FIRST = ("grad_out", "input", "weight")
@@ -71,6 +73,9 @@ class Node(_SingleLevelFunction):
     options: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[int] = 1
     saved: ClassVar[int | None] = None
+
+    #: Compiled autograd asks for it. Single-level functions lack what ``autograd.Function`` has.
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
     @classmethod
     def forward(
@@ -154,8 +159,8 @@ class Norm:
         normalised: makes a Normalisation from the options that both operators have, the data and
             the statistics.
         shared: takes those of the norm's options that the gradients' operator has too.
-        orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
-            the statistics, None) in the order of the gradients' operator.
+        orders: for evaluation and for training, the place of each tensor of the gradients' operator
+            in (grad_out, input, weight, the statistics, None).
         node, gradient_node: the classes of the two operators' autograd nodes.
     """
 
@@ -178,12 +183,13 @@ class Norm:
         for training in (False, True):
             pool = (*_FIRST, *self.statistics((training,)))
             places = [pool.index(name) if name in pool else -1 for name in inputs]
-            self.orders.append(itemgetter(*places))
+            self.orders.append(places)
         node: Any = type(shown, (Forward,), {"norm": self})
         own = {"norm": self, "normalised": staticmethod(normalised)}
         self.gradient_node = type(f"{shown}Backward", (Backward,), own)
         # PyTorch's own method looks for this function in every call, which takes 2 µs.
         node._backward_cls.apply = node.backward
+        node._backward_cls.norm = self  # where compiled autograd finds it too
         self.node = node
 
     def statistics(self, choices: Any) -> list[str]:
@@ -194,6 +200,15 @@ class Norm:
         """
         names = [name for name in self.gradient.inputs if name not in _FIRST]
         return names[-2:] if choices[0] else names[:2]
+
+    def by_formula(
+        self, choices: Any, grad_out: Tensor, data: Tensor, weight: Tensor | None, *statistics: Any
+    ) -> list[Tensor]:
+        """The gradients by PyTorch's operators, in the dtype of the arithmetic."""
+        found = self.normalised(choices, data, *statistics).gradients(grad_out, weight)
+        # Those of group norm's parameters have an axis for the groups.
+        others = [each.flatten() if self.name == "group_norm" else each for each in found[1:]]
+        return [found[0].reshape(data.shape), *others][: len(self.gradient.operator.all_outputs)]
 
 
 class Forward(Node):
@@ -212,22 +227,31 @@ class Forward(Node):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
-        """The gradients, by the kernels if PyTorch need not see the call, else by the operator."""
-        norm: Norm = ctx._forward_cls.norm
+        """The gradients, by the kernels if PyTorch need not see the call, else by the operator.
+
+        A class with its own rules for operators knows PyTorch's, which then compute the gradients.
+        """
+        norm: Norm = ctx.norm
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return None, *[None] * len(mask)
         choices = (*ctx.choices, mask)
         saved = ctx.saved_tensors
-        tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
+        order = norm.orders[bool(choices[0])]
+        tensors = itemgetter(*order)((grad_out, *saved, *ctx.constants, None))
         # As in functional.py, compiled code asks the rest of ``unwatched``.
         if not (torch.is_grad_enabled() or is_dynamo_compiling() or forward_ad._current_level >= 0):
             found = native.answer(norm.gradient_plans, tensors, None, choices, True)
-            if found is None and unwatched() and kernels_suffice(grad_out):
+            if found is None and unwatched() and plain(grad_out):
                 found = call(norm.gradient.operator, tensors, None, choices, read_next=True)
             if found is not None:
                 return None, *found
-        return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
+        with _WithoutSubclasses():
+            if not has_rules(grad_out):
+                return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
+            return None, *wanted(
+                norm.by_formula(ctx.choices, grad_out, *saved, *ctx.constants), mask
+            )
 
     @staticmethod
     @of_primals
@@ -258,9 +282,10 @@ class Gradients(Node):
         node: type[Gradients] = ctx._forward_cls
         grad_out, input, weight, *statistics = ctx.saved_tensors
         norm = node.normalised(ctx.choices[0], input, *statistics)
-        found = norm.double_backward(grad_out, weight, *cotangents)
-        gradients = map(like, found, (grad_out, input, weight))
-        return None, *wanted(gradients, ctx.needs_input_grad[1:])
+        with _WithoutSubclasses():
+            found = norm.double_backward(grad_out, weight, *cotangents)
+            gradients = map(like, found, (grad_out, input, weight))
+            return None, *wanted(gradients, ctx.needs_input_grad[1:])
 
 
 class Backward(Gradients):

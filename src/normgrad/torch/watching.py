@@ -9,11 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 _C = torch._C
-_CPU, _CUDA = _C.DispatchKey.CPU, _C.DispatchKey.CUDA
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
+_PLAIN_KEYS = _C._dispatch_keys(torch.empty(0))
+for _key in (_C.DispatchKey.CUDA, _C.DispatchKey.AutogradCUDA):
+    _PLAIN_KEYS |= _C.DispatchKeySet(_key)
+#: The subclasses with which PyTorch traces programs; they take any operator.
+_TRACING = (FakeTensor, FunctionalTensor)
+#: How classes handle functions if they have no rules of their own.
+_WITHOUT_RULES = (Tensor.__torch_function__.__func__, None)
 
 
 def unwatched() -> bool:
@@ -33,17 +41,62 @@ def unwatched() -> bool:
 
 
 def plain(*tensors: Any) -> bool:
-    """Whether all arguments are plain tensors (of no subclass but Parameter) or None."""
-    return all(type(value) in _PLAIN for value in tensors)
+    """Whether all arguments are None, or tensors whose values kernels can read from their memory.
+
+    Such a tensor is of no subclass but Parameter. Only the dispatch keys show the others: tensors
+    that transforms batch, wrap or replace by zeros, and views that negate.
+    """
+    return all(
+        type(value) in _PLAIN
+        and (value is None or not (_C._dispatch_keys(value) - _PLAIN_KEYS).raw_repr())
+        for value in tensors
+    )
 
 
-def kernels_suffice(grad_out: Tensor) -> bool:
-    """Whether the kernels can read a gradient: a plain tensor on the CPU or a GPU, not a batch."""
-    if not plain(grad_out):
+def has_rules(value: Any) -> bool:
+    """Whether a value is a tensor of a class with its own rules for functions or operators.
+
+    A class knows PyTorch's, such as DTensor those that it can shard, but not normgrad's.
+    """
+    kind: Any = type(value)
+    return (
+        kind not in _PLAIN
+        and isinstance(value, Tensor)
+        and not isinstance(value, _TRACING)
+        and (
+            kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+            or getattr(kind.__torch_function__, "__func__", None) not in _WITHOUT_RULES
+        )
+    )
+
+
+def is_constant(value: Tensor | None) -> bool:
+    """Whether no derivative by a tensor is asked for, in reverse or forward mode.
+
+    In forward mode the answer is no where it cannot be found out: in compiled code, and for tensors
+    that a transform wraps, since the tangents of outer transforms do not show in inner ones.
+    """
+    if value is None:
+        return True
+    if forward_ad._current_level < 0 or value.requires_grad:
+        return not value.requires_grad
+    return (
+        not torch.compiler.is_dynamo_compiling()
+        and not _C._functorch.is_functorch_wrapped_tensor(value)
+        and forward_ad.unpack_dual(value).tangent is None
+    )
+
+
+def leaves_averaging(batches: Tensor, *statistics: Tensor) -> bool:
+    """Whether PyTorch's function has to average running statistics over a number of batches.
+
+    That is so in eager mode if derivatives by the statistics are asked for, or if torch.func
+    transforms the call: then operators must not write to tensors from outside, but PyTorch's
+    function does. Both need the number, which cannot be read where it is transformed too.
+    """
+    if torch.compiler.is_dynamo_compiling() or _C._functorch.is_functorch_wrapped_tensor(batches):
         return False
-    # Autograd has its own vmap (is_grads_batched); only the dispatch keys show its batched tensors.
-    keys = _C._dispatch_keys(grad_out)
-    return bool(keys.has(_CPU) or keys.has(_CUDA))
+    return _C._are_functorch_transforms_active() or not all(map(is_constant, statistics))
 
 
 def untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
