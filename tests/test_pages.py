@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import mmap
+from pathlib import Path
 
 import mapped_pages
 import numpy as np
@@ -77,6 +78,37 @@ def test_the_end_of_a_file(system, mapped, tmp_path, size):
     wrong = None if system == "older" else end - 2 * PAGE
     assert [fault(start, end, writing) for writing in (False, True)] == [wrong, wrong]
     assert fault(start, end - 2 * PAGE, True) is None
+
+
+#: Advice to madvise(2), since Linux 6.13: pages of which every access faults, in a mapping that
+#: allows it. Recent C libraries protect the ends of threads' stacks so.
+_GUARD_INSTALL = 102
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
+def test_guard_pages(mapped, size):
+    """Only the pages themselves can tell, not their mapping."""
+    start = mapped(size)
+    wrong = start + 2 * PAGE
+    if pages._library().madvise(wrong, PAGE, _GUARD_INSTALL) != 0:
+        pytest.skip("no guard pages before Linux 6.13")
+    assert [fault(start, start + size, writing) for writing in (False, True)] == [wrong, wrong]
+    assert fault(start, wrong, True) is None
+    assert fault(wrong + PAGE, start + size, True) is None
+
+
+def test_the_kernels_variables():
+    """Some pages of [vvar] fault although their mapping can be read, so all are refused."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(word, 16) for word in line.split()[0].split("-"))
+        if "[vvar" in line:
+            assert [fault(at, at + 8, False) for at in range(low, high, PAGE)] == [
+                *range(low, high, PAGE)
+            ]
+            assert fault(low - 8, high, False) in (low - 8, low)
+        elif "[vdso]" in line:
+            assert fault(low, high, False) is None
+            assert fault(low, high, True) == low
 
 
 def test_no_range(system):

@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -36,9 +37,9 @@ HUGE = 4 << 20
 #: The address from which on no process has memory.
 _TOP = 1 << 63
 
-#: Ranges of at least this size are checked by mapping, smaller ones by page. With pages of 4 KiB,
-#: checking 64 KiB by page took 1.2 µs, 1 MiB 8 µs and 64 MiB 500 µs, which is 6 to 10 % of the time
-#: to copy them; each took 2 µs by mapping.
+#: Ranges of at least this size are checked by mapping first, smaller ones by page alone. With pages
+#: of 4 KiB, checking 64 KiB by page took 1.2 µs, 1 MiB 8 µs and 64 MiB 500 µs, which is 6 to 10 %
+#: of the time to copy them; each took 2 µs by mapping.
 _LARGE = 256 << 10
 
 #: The file that lists this process's mappings in ascending order.
@@ -95,18 +96,18 @@ def prefer_huge(address: int, size: int) -> None:
 
 
 def unreadable(first: int, end: int) -> str | None:
-    """The reason why bytes cannot be read; None if they can."""
-    at = fault(first, end, writing=False)
+    """The reason why a tensor's bytes cannot be read; None if they can."""
+    at = fault(first, end, writing=False, every_page=False)
     return None if at is None else f"no memory at {at:#x}; allowed: memory"
 
 
 def unwritable(first: int, end: int) -> str | None:
-    """The reason why bytes cannot be written; None if they can.
+    """The reason why a tensor's bytes cannot be written; None if they can.
 
     PyTorch does not know: a tensor over a file that is mapped read-only looks like any other, and
     writing to it would end the process.
     """
-    at = fault(first, end, writing=True)
+    at = fault(first, end, writing=True, every_page=False)
     if at is None:
         return None
     if fault(at, at + 1, writing=False) is not None:
@@ -114,8 +115,12 @@ def unwritable(first: int, end: int) -> str | None:
     return f"read-only memory at {at:#x}; allowed: memory that can be written"
 
 
-def fault(first: int, end: int, writing: bool) -> int | None:
-    """The first address of a range that cannot be read, or written; None if there is none."""
+def fault(first: int, end: int, writing: bool, every_page: bool = True) -> int | None:
+    """The first address of a range that cannot be read, or written; None if there is none.
+
+    Unless ``every_page``, pages that fault in spite of their mapping (guard pages of madvise(2),
+    those of the kernel's own mappings) may stay unnoticed in a large range.
+    """
     if first >= end or _library() is None:
         return None
     if first >= _TOP:
@@ -123,7 +128,11 @@ def fault(first: int, end: int, writing: bool) -> int | None:
     end = min(end, _TOP)
     if end - first >= _LARGE:
         with suppress(OSError):  # an older Linux
-            return _fault_by_mapping(first, end, writing)
+            # Also before every page is made present: a range that ends in no memory may be as large
+            # as the machine's memory until there.
+            found = _fault_by_mapping(first, end, writing)
+            if found is not None or not every_page:
+                return found
     return _fault_by_page(first, end, writing)
 
 
@@ -157,38 +166,51 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
 
 def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
     """Do the same as ``fault``, by making every page present."""
-    advice = POPULATE_WRITE if writing else POPULATE_READ
-    start = first // mmap.PAGESIZE * mmap.PAGESIZE
-    library = _library()
-    if library is None or library.madvise(start, end - start, advice) == 0:
+    if _populate(first, end, writing) == 0:
         return None
-    if ctypes.get_errno() == errno.EINVAL:
-        return _fault_in_listing(first, end, writing)
-    for page in range(start, end, mmap.PAGESIZE):
-        if library.madvise(page, mmap.PAGESIZE, advice) != 0:
-            return max(first, page)
-    return None
+    for high in _usable_mappings(first, end, writing):
+        if _populate(first, high, writing) not in _PRESENT:
+            for page in range(first // mmap.PAGESIZE * mmap.PAGESIZE, high, mmap.PAGESIZE):
+                if _populate(page, page + 1, writing) not in _PRESENT:
+                    return max(first, page)
+        first = high
+    return first if first < end else None
 
 
-def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
-    """Do the same as ``fault``, by the list of mappings.
+#: The errors of ``_populate`` for pages that can be used if their mapping can. EINVAL is for those
+#: of a mapped device, and for all pages before Linux 5.14.
+_PRESENT = (0, errno.EINVAL)
 
-    This is for pages that madvise(2) cannot make present: those of some special mappings, those of
-    a mapped device, and all pages before Linux 5.14.
+
+def _populate(first: int, end: int, writing: bool) -> int:
+    """Make the pages of a range present; returns 0, or the error of the first that cannot be."""
+    library = _library()
+    start = first // mmap.PAGESIZE * mmap.PAGESIZE
+    advice = POPULATE_WRITE if writing else POPULATE_READ
+    done = library is None or library.madvise(start, end - start, advice) == 0
+    return 0 if done else ctypes.get_errno()
+
+
+def _usable_mappings(first: int, end: int, writing: bool) -> Iterator[int]:
+    """The end in a range of each mapping that allows an access, up to the first that does not.
+
+    The kernel's own variables, beside the functions that it maps, do not count: some of their pages
+    fault although their mapping can be read.
     """
     wanted = b"w" if writing else b"r"
     try:
         maps = Path(_MAPS).read_bytes()
     except OSError:
-        return None  # nothing is known
+        yield end  # nothing is known
+        return
     for line in maps.split(b"\n")[:-1]:
         span, allowed = line.split(maxsplit=2)[:2]
         low, high = (int(word, 16) for word in span.split(b"-"))
         if high <= first:
             continue
-        if low > first or wanted not in allowed:
-            break
-        first = high
-        if first >= end:
-            return None
-    return first
+        if low > first or wanted not in allowed or b"[vvar" in line:
+            return
+        first = min(high, end)
+        yield first
+        if first == end:
+            return
