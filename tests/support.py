@@ -124,6 +124,17 @@ def on_device(made_up: Device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def shared_by_threads() -> Iterator[None]:
+    """Plan for several threads however few elements there are."""
+    with (
+        mock.patch.object(tiling, "SHARED", 1),
+        mock.patch.dict(plans._plans, clear=True),
+        mock.patch.dict(plans._ready, clear=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def cut_finely() -> Iterator[None]:
     """Plan as for large tensors: many tasks, channels in parts, dx written past the caches.
 
@@ -132,6 +143,7 @@ def cut_finely() -> Iterator[None]:
     with (
         on_device(FINE),
         mock.patch.object(tiling, "SMALL", 1),
+        mock.patch.object(tiling, "SHARED", 1),
         mock.patch.object(tiling, "TASK", 1),
         mock.patch.object(tiling, "PART", 8),
         mock.patch.object(tiling, "IN_CACHE", 64),

@@ -19,7 +19,7 @@ THREADS = 16
 SECONDS = 60.0 if STRESSED else 5.0
 
 #: Rows, columns and tiles; results that are kept, and small ones.
-SHAPES = ((4, 8, 40, 40), (16, 32, 33, 31), (64, 12), (2, 4, 5))
+SHAPES = ((4, 8, 80, 80), (16, 32, 33, 31), (64, 12), (2, 4, 5))
 LAYOUTS = ("contiguous", "channels_last", "sliced")
 DTYPES = ("float32", *HALVES)
 

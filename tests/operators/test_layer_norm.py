@@ -17,6 +17,7 @@ from support import (
     lay_out,
     run,
     sampled,
+    shared_by_threads,
 )
 
 import normgrad as ng
@@ -129,9 +130,10 @@ def test_gradients_of_long_rows(shape, dtype, steps):
     path = ng.plan("layer_norm_backward", **tensors, **case.options).path
     assert path.endswith(f"{steps} outputs")
     whole = bits(run(case))
-    for threads in (1, 3):
-        ng.set_num_threads(threads)
-        assert bits(case.call()) == whole
+    with shared_by_threads():
+        for threads in (1, 3):
+            ng.set_num_threads(threads)
+            assert bits(case.call()) == whole
     ng.set_num_threads(None)
     case.options["output_mask"] = (False, True, False)
     assert bits(run(case))["grad_weight"] == whole["grad_weight"]
@@ -156,9 +158,10 @@ def test_a_mean_far_larger_than_the_deviation(mean, dtype):
 def test_the_same_bits_for_any_number_of_threads(shape, dtype):
     for case in make(shape, 1, dtype=dtype, dy_layout="transposed"):
         found = set()
-        for threads in (1, 2, 3):
-            ng.set_num_threads(threads)
-            found.add(tuple(bits(case.call()).items()))
+        with shared_by_threads():
+            for threads in (1, 2, 3):
+                ng.set_num_threads(threads)
+                found.add(tuple(bits(case.call()).items()))
         ng.set_num_threads(None)
         assert len(found) == 1
         with cut_finely():

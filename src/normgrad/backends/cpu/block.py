@@ -110,6 +110,10 @@ DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # whether what the next task sums is, while dx is written; and the most rows of a piece that is
 # written from the last rows on, or 0 if steps that only write go in memory's order.
 REPEAT, STREAM, AHEAD, NEXT, BACKWARDS = _block.each(5)
+# The most milliseconds that a step of several threads takes where no thread waits for a core.
+PATIENCE = _block()
+# The key of the stack's limit for each thread (stacks.py), and the function that reads it, or 0.
+STACK_KEY, STACK_GETTER = _block.each(2)
 BLOCK_FIELDS = _block.end
 
 _step = _Fields()
@@ -152,9 +156,11 @@ J_DIVISOR, J_EPS, J_CENTRED, J_RANGE = _job.each(4)
 JOB_FIELDS = _job.end
 
 _team = _Fields()
-# A team of threads: either the address of the function that starts Numba's threads on a step; or 0,
-# the addresses of OpenMP's functions, that of each thread's function, and its block and step.
-START = _team()
+# A team of threads: the address of the function that tells the time, or 0; the time, in
+# milliseconds, until which the calling thread works alone because others had to wait for a core;
+# and either the address of the function that starts Numba's threads on a step; or 0, the addresses
+# of OpenMP's functions, that of each thread's function, and its block and step.
+CLOCK, ALONE_UNTIL, START = _team.each(3)
 PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team.each(4)
 TEAM_BLOCK, TEAM_STEP = _team.each(2)
 TEAM_FIELDS = _team.end

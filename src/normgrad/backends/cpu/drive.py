@@ -6,15 +6,32 @@ from numba import prange, types
 
 from ... import entries as E
 from . import block as B
-from .intrinsics import address_of, call, get, int_buffer, integers_at, put, word
+from .helpers import helper
+from .intrinsics import (
+    address_of,
+    call,
+    call_for_pointer,
+    get,
+    int_buffer,
+    integers_at,
+    not_inlined,
+    put,
+    word,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them.
 BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
-SIGNATURE = types.void(*[types.int64] * 4)
+SIGNATURE = types.int64(*[types.int64] * 4)
 START_SIGNATURE = types.void(*[types.int64] * 2)
 SHARE_SIGNATURE = types.void(types.int64)
+#: CLOCK_MONOTONIC_COARSE, which takes 10 ns to read, and has a resolution of 1 to 10 ms.
+COARSE = 6
+#: How long the calling thread works alone after a step that took too long, in times of that step:
+#: where every core is busy with other programs, the steps that find out take a twentieth of the
+#: time.
+ALONE_FOR = 20
 
 
 def start_numba(block, step):
@@ -32,34 +49,67 @@ def share(words):
     call(word(step, B.RUN_TASKS), (word(words, B.TEAM_BLOCK), step, first, last))
 
 
+@helper
+def now(team):
+    """The time in milliseconds; 0 where no clock is known."""
+    if word(team, B.CLOCK) == 0:
+        return 0
+    time = int_buffer(2)
+    call(word(team, B.CLOCK), (COARSE, time))
+    return get(time, 0) * 1000 + get(time, 1) // 1000000
+
+
+@helper
+def start(block, step, team, threads):
+    """Share a step's tasks among a team's threads."""
+    not_inlined()
+    begin = now(team)
+    if word(team, B.START) != 0:
+        call(word(team, B.START), (block, step))
+    else:
+        told = int_buffer(TEAM_FIELDS)
+        for field in range(B.TEAM_BLOCK):
+            put(told, field, word(team, field))
+        put(told, B.TEAM_BLOCK, block)
+        put(told, B.TEAM_STEP, step)
+        call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
+    spent = now(team) - begin
+    if spent > word(block, B.PATIENCE):
+        put(integers_at(team), B.ALONE_UNTIL, begin + spent * (1 + ALONE_FOR))
+
+
 def drive(plan, team, threads, places):
     """Run a plan's program: copy its block, fill in the addresses, and call its steps one by one.
 
     ``plan`` is the address of its entry table. The ``threads`` of a team share the tasks of
-    parallel steps.
+    parallel steps, unless their last step had to wait for cores that other programs keep busy.
+
+    Returns 0; or 1, with nothing done, if the thread's stack has no room for kernels, or is not
+    known (see stacks.py).
     """
-    addresses = integers_at(places)
+    template = word(plan, E.TEMPLATE)
     block = int_buffer(BLOCK_FIELDS)
+    here, getter = address_of(block), word(template, B.STACK_GETTER)
+    if getter != 0:
+        limit = call_for_pointer(getter, (word(template, B.STACK_KEY),))
+        if limit == 0 or here < limit:
+            return 1
+    if threads > 1 and now(team) < word(team, B.ALONE_UNTIL):
+        threads = 1
+    addresses = integers_at(places)
     for slot in range(B.ADDRESSES):
         put(block, slot, get(addresses, slot))
     for field in range(B.ADDRESSES, B.BLOCK_FIELDS):
-        put(block, field, word(word(plan, E.TEMPLATE), field))
+        put(block, field, word(template, field))
     put(block, B.STREAM, threads <= get(block, B.STREAM))
     if get(block, B.DX) == get(block, B.X):  # the memory of dx has x, which is still read
         put(block, B.DY_IN_DX, 0)
     if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
         put(block, B.STREAM, 0)
-    here = address_of(block)
     for index in range(word(plan, E.STEP_COUNT)):
         step = word(plan, E.STEPS) + 8 * B.STEP_FIELDS * index
         if word(step, B.THREADS) == 0 or threads <= 1:
             call(word(step, B.RUN_TASKS), (here, step, 0, word(step, B.TASKS)))
-        elif word(team, B.START) != 0:
-            call(word(team, B.START), (here, step))
         else:
-            told = int_buffer(TEAM_FIELDS)
-            for field in range(B.TEAM_BLOCK):
-                put(told, field, word(team, field))
-            put(told, B.TEAM_BLOCK, here)
-            put(told, B.TEAM_STEP, step)
-            call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
+            start(here, step, team, threads)
+    return 0

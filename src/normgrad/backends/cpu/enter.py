@@ -243,10 +243,12 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, wo
             put(addresses, WORKSPACE, aligned(plan, own))
         # A brief plan keeps the GIL: it ends before another thread could take it.
         state = py.let_others_run(()) if word(plan, E.BRIEF) == 0 else plain(0)
-        call(word(plan, E.DRIVE), (plan, team, threads, addresses))
+        status = call(word(plan, E.DRIVE), (plan, team, threads, addresses))
         if state != 0:
             py.come_back((state,))
         py.free((own,))
+        if status != 0:  # Python runs the plan on a thread with a larger stack
+            return NOTHING_DONE
     for index in range(count):
         slot = word(plan, E.SLOTS + inputs + index)
         if slot >= 0 and unprobed >> slot & 1:

@@ -29,12 +29,15 @@ from .access import (
     streams,
 )
 from .steps import Step, steps_of
-from .tiling import Tiling, keeps_chains, tiling_of
+from .tiling import Tiling, cost_of, keeps_chains, tiling_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
 ALIGNMENT = LINE
 
+#: The longest time of a step of several threads, in milliseconds, if none of them waits for a core:
+#: twice the clock's resolution, and several times what a slow core takes for its elements.
+PATIENCE, COST_IN_A_MILLISECOND = 8, 1 << 17
 
 #: Values of the block's fields: one number, or several consecutive ones.
 _Fields = dict[int, int | Sequence[int]]
@@ -163,6 +166,7 @@ def _facts(program: Program) -> _Fields:
         B.NEXT: fetches_next(access, machine),
         B.BACKWARDS: rows_backwards(access, together, machine),
         B.BANK_SETS: 1,
+        B.PATIENCE: PATIENCE + cost_of(access) // COST_IN_A_MILLISECOND,
     }
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ... import devices, native
+from ... import devices, native, stacks
 from ... import entries as E
 from ...loading import KernelError
 from ...overlap import Places
@@ -73,7 +74,7 @@ def launch() -> int:
 
 
 #: The type of the driver, ``drive.drive``.
-_Drive = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+_Drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
 class Runner(E.Entry):
@@ -83,6 +84,7 @@ class Runner(E.Entry):
         template = program.template()
         for field, unit in units.of_program(program).items():
             template[field] = units.address(unit)
+        template[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.key()
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(steps, program.steps, strict=True):
             for field, value in step.fields().items():
@@ -117,7 +119,17 @@ class Runner(E.Entry):
         places = np.array(addresses, np.int64)
         ready = teams.ready() if self._parallel else ALONE
         with teams.made() if ready is None else nullcontext(ready) as team:
-            self._drive(self.table.ctypes.data, *team, places.ctypes.data)
+            if self._drive(self.table.ctypes.data, *team, places.ctypes.data) == 0:
+                return
+            stacks.learn()  # perhaps it is this thread's first call
+            if self._drive(self.table.ctypes.data, *team, places.ctypes.data) == 0:
+                return
+        stacks.elsewhere(partial(self._run_alone, places))
+
+    def _run_alone(self, places: npt.NDArray[np.int64]) -> None:
+        """Compute on a new thread, which has a large stack, and no team of its own."""
+        stacks.learn()
+        self._drive(self.table.ctypes.data, *ALONE, places.ctypes.data)
 
     def _enter_in_a_team(self, *call: Any) -> Any:
         """Enter with this thread's team, which is made first if there is none."""

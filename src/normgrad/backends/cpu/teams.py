@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from ... import threads
 from ...loading import check_numba, loading
+from ...stacks import with_room
 from . import openmp, units
 
 
@@ -49,7 +51,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self.started = False
-        self.usable = True
+        self.usable = openmp.have_room()
         self.most = _Most()
         self._new_locks()
 
@@ -72,7 +74,7 @@ class _Threads:
     def usual(self) -> int | None:
         """The number of Numba's threads for this thread, started if need be; None if impossible."""
         if not self.started:
-            check_numba()
+            with_room(check_numba)
         import numba
 
         if self.started:
@@ -81,13 +83,25 @@ class _Threads:
             if not _can_start(numba.config.NUMBA_NUM_THREADS - 1):
                 return None
             try:
-                with loading():
-                    return int(numba.get_num_threads())
+                with_room(_start_numbas)
+                return int(numba.get_num_threads())
             except ValueError as error:
                 self.usable = False
                 why = " ".join(str(error).split())
                 warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
                 return None
+
+
+def _start_numbas() -> None:
+    """Start Numba's threads.
+
+    Raises:
+        ValueError: no threading layer can be loaded.
+    """
+    import numba
+
+    with loading():
+        numba.get_num_threads()
 
 
 def _can_start(count: int) -> bool:
@@ -131,6 +145,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.forked)
 
 
+def _clock() -> int:
+    """The address of clock_gettime(2), whose clocks drive.py knows on Linux alone; else 0."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
+
+
 #: The driver's tables of teams, kept for as long as their addresses are in use.
 _tables: list[npt.NDArray[np.int64]] = []
 
@@ -139,9 +160,10 @@ _tables: list[npt.NDArray[np.int64]] = []
 def _team(functions: tuple[int, ...] | None, count: int) -> Team:
     """The team of so many threads: OpenMP's, by the addresses of its functions, or Numba's."""
     if functions is None:
-        table = np.array([units.address(units.NUMBA)], np.int64)
+        rest = [units.address(units.NUMBA)]
     else:
-        table = np.array([0, *functions, units.address(units.OPENMP)], np.int64)
+        rest = [0, *functions, units.address(units.OPENMP)]
+    table = np.array([_clock(), 0, *rest], np.int64)
     _tables.append(table)
     return Team(table.ctypes.data, count)
 

@@ -15,9 +15,14 @@ from ...layout import ceil_div, rounded_up
 from ...memory import LINE
 from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
-#: The least elements for several threads, and for releasing the GIL: with fewer, one thread has
-#: finished before others have started.
+#: The least elements for tasks of a channel's part or of some channels, and for releasing the GIL.
 SMALL = 1 << 14
+#: The least elements for several threads, of float32 that is read in place (see ``cost_of``). One
+#: thread takes about 100 µs for so many. For less, two threads save next to nothing on an idle
+#: machine, and where the second waits for a busy core, a call takes 300 times as long.
+SHARED = 1 << 17
+#: How many times as long an element takes in float64, and one that is copied to tiles first.
+COST_OF_DOUBLE, COST_OF_TILES = 2, 4
 #: The least elements of a part, and about the least of a task where dx or y does not depend on
 #: sums: cutting a channel, sample or small tensor further does not pay.
 PART = 1 << 13
@@ -34,7 +39,7 @@ FEW_TASKS, TASK = 8, 1 << 16
 #: The number of parts that columns are cut into if each has at least PART_OF_COLUMNS elements.
 FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
 #: The least channels, times their copies (parts or sets), whose arithmetic several threads share.
-MANY_CHANNELS = 1 << 13
+MANY_CHANNELS = 1 << 14
 #: The channels of a task of per-channel work.
 CHANNELS_PER_TASK = 128
 #: The least rows of columns in a part: for each channel, a part costs as much as about ten rows.
@@ -121,6 +126,7 @@ def tiling_of(access: Access) -> Tiling | None:
         part_size=positions,
         piece_channels=min(access.chunk, channels) if access.columns else channels,
         piece_rows=_rows_of_piece(access),
+        parallel=cost_of(access) >= SHARED,
     )
     if access.along:
         return _of_groups(access, whole)
@@ -132,8 +138,14 @@ def tiling_of(access: Access) -> Tiling | None:
 
 
 def is_small(access: Access) -> bool:
-    """Whether one thread would finish before others have started."""
+    """Whether the tensors are too small to be cut into tasks."""
     return access.elements < SMALL
+
+
+def cost_of(access: Access) -> int:
+    """About how long all elements take, in elements of float32 that are read in place."""
+    cost = COST_OF_DOUBLE if access.problem.arithmetic is dtypes.float64 else 1
+    return access.elements * cost * (COST_OF_TILES if any(access.moved) else 1)
 
 
 def _rows_of_piece(access: Access) -> int:
@@ -328,7 +340,7 @@ def of_columns(access: Access, tiles: Tiling) -> Tiling:
     rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
     return tiles._replace(
         sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
-        parts=parts, part_size=SPAN, parallel=not is_small(access),
+        parts=parts, part_size=SPAN,
     )  # fmt: skip
 
 

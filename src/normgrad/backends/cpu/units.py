@@ -6,10 +6,11 @@ A unit is a C function that is called through its address. The package may bring
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 from ... import dtypes
 from ...loading import check_numba, loading
+from ...stacks import with_room
 from . import block as B
 from . import packaged
 from .program import Program
@@ -92,6 +93,10 @@ def address(unit: str) -> int:
     found = packaged.address(unit)
     if found is not None:
         return found
+    return with_room(partial(_compiled, unit))
+
+
+def _compiled(unit: str) -> int:
     check_numba()
     with loading():
         from . import kernels

@@ -1,0 +1,75 @@
+"""Several threads are used only where that pays, and not while they wait for cores."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+import numpy as np
+import pytest
+from support import make
+
+import normgrad as ng
+from normgrad.backends.cpu import block, drive, program, teams
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "dtype", "several"),
+    [
+        ((16, 8, 500), "contiguous", "float32", False),
+        ((16, 8, 500), "contiguous", "float64", False),
+        ((16, 8, 1000), "contiguous", "float64", True),
+        ((16, 16, 511), "contiguous", "float32", False),
+        ((16, 16, 512), "contiguous", "bfloat16", True),
+        ((16, 8, 20, 20), "sliced", "float32", True),
+    ],
+)
+def test_brief_work_stays_on_the_calling_thread(shape, layout, dtype, several):
+    """About 100 µs on one thread, in any dtype and layout."""
+    tensors = make("train", shape, layout=layout, dtype=dtype).tensors
+    plan = ng.plan("batch_norm_backward", **tensors, training=True)
+    steps = [step.fields() for step in plan._program.steps]
+    assert any(step[block.THREADS] for step in steps) is several
+    assert max(step[block.TASKS] for step in steps) > 1  # tasks, and so the bits, are as before
+
+
+@pytest.fixture
+def team():
+    """The table of this thread's team, as after its making."""
+    x = np.ones((16, 16, 64, 64), np.float32)
+    ng.set_num_threads(2)
+    try:
+        ng.batch_norm_backward(x, x, training=True)  # starts the threads
+        found = teams.ready()
+        if found.size == 1:
+            pytest.skip("one thread")
+        table = np.ctypeslib.as_array(
+            (ctypes.c_int64 * block.TEAM_FIELDS).from_address(found.address)
+        )
+        if table[block.CLOCK] == 0:
+            pytest.skip("no clock")
+        yield table
+    finally:
+        ng.set_num_threads(None)
+
+
+def test_after_a_long_wait_the_calling_thread_works_alone(team, monkeypatch):
+    """Patience is set below nothing, as if other programs kept the cores busy all the time."""
+    x = np.random.default_rng(0).standard_normal((16, 16, 66, 66), dtype=np.float32)
+    team[block.ALONE_UNTIL] = 0
+    expected = ng.batch_norm_backward(x, x, training=True)
+    monkeypatch.setattr(program, "PATIENCE", -(1 << 40))
+    y = np.ascontiguousarray(x[:, :, :65])
+    ng.batch_norm_backward(y, y, training=True)
+    until = team[block.ALONE_UNTIL]
+    now = time.clock_gettime_ns(drive.COARSE) // 10**6
+    assert now - 1000 < until <= now + 1000 * drive.ALONE_FOR
+    monkeypatch.undo()
+    team[block.ALONE_UNTIL] = now + 10**6
+    alone = ng.batch_norm_backward(x, x, training=True)
+    assert team[block.ALONE_UNTIL] == now + 10**6  # no step has started threads
+    team[block.ALONE_UNTIL] = 0
+    for one, other in zip(alone, expected, strict=True):
+        assert one.tobytes() == other.tobytes()
