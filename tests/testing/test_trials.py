@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -365,6 +366,48 @@ def test_results_that_are_not_the_call_s_own(fooled, name, topic, detail):
 def test_results_in_memory_that_is_another_s(fooled, name, kind, detail):
     trial = fooled(name, of(Topic.PLAIN, kind))
     assert [(each.verdict, each.detail) for each in trial.judged] == [(Verdict.BROKEN, detail)]
+
+
+SIZES, MEMORY = Topic.SIZES, Topic.MEMORY
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("WrongBeyond64Channels", "train"),
+        ("WrongBeyond64Channels", "forward"),
+        ("WrongBeyond64Channels", "stats"),
+        ("WrongBeyond64Channels", "forward_layer_norm"),
+        ("WrongBeyond8Groups", "group_norm"),
+        ("WrongBeyond8Groups", "forward_group_norm"),
+        ("WrongBeyond65536Samples", "train"),
+        ("WrongBeyond65536Samples", "forward_eval"),
+        ("WrongBeyond65536Samples", "forward_rms_norm"),
+    ],
+)
+def test_what_is_wrong_beyond_a_size(fooled, name, kind):
+    """A quick run shows it, and nothing else does."""
+    trial = fooled(name, of(SIZES, kind))
+    assert not trial.passed
+    assert verdicts(trial) == {Verdict.MET, Verdict.BROKEN}
+    assert fooled(name, lambda case: case.kind == kind and case.topic is Topic.PLAIN).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("KeepsAnObject", (0, 1)), ("KeepsMemoryOfC", (64, 0))]
+)
+def test_a_leak_at_every_call(fooled, name, least):
+    trial = fooled(name, of(MEMORY, "stats"))
+    assert [each.verdict for each in trial.judged] == [Verdict.BROKEN]
+    detail = trial.judged[0].detail
+    told = re.fullmatch(r"each call leaves (\d+) bytes, and (\d+) of Python's blocks", detail)
+    assert told, detail
+    assert all(int(found) >= low for found, low in zip(told.groups(), least, strict=True)), detail
+
+
+@pytest.mark.parametrize("name", ["KeepsCycles", "FillsACache", "WrongBeyond8Groups"])
+def test_memory_that_is_kept_for_a_while_is_no_leak(fooled, name):
+    assert fooled(name, of(MEMORY, "stats")).passed
 
 
 def test_a_process_that_ends_as_it_begins(fooled):

@@ -26,9 +26,11 @@ class Topic(Enum):
     VECTORS = "strided vectors"
     OUTPUTS = "given outputs, in place"
     SHAPES = "ranks, axes, empty tensors"
+    SIZES = "sizes of another kernel"
     SPECIAL = "NaN, infinities, extremes"
     MISTAKES = "wrong arguments"
     DETERMINISM = "the same bits again"
+    MEMORY = "no memory kept"
 
     def __str__(self) -> str:
         return self.value

@@ -24,7 +24,7 @@ from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
 from .libraries import Change, LibraryCase, Request, Steps, Tensor, both, mishandled
 from .neighbours import neighbours
-from .suite import LONG, RATIOS
+from .suite import LONG, RATIOS, SIZES
 from .tensors import HALVES, Array, Call, Shape, make
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
@@ -261,6 +261,7 @@ def _all() -> Iterator[Case]:
     edges = Case(Topic.SHAPES)
     yield from varied(edges, shape=_SHAPES_OF_EDGES, dtype=_DTYPES, loose=(False, True))
     yield from varied(edges, shape=_EMPTY, dtype=_DTYPES)
+    yield from varied(Case(Topic.SIZES), shape=SIZES, dtype=_DTYPES)
     special = Case(Topic.SPECIAL, shape=(3, 4, 40))
     yield from varied(special, change=(name for name in TWISTS if name != changes.LONG_SUMS))
     yield from varied(replace(special, change=changes.LONG_SUMS), shape=LONG, dtype=_DTYPES)

@@ -31,6 +31,8 @@ TOPICS: Mapping[Topic, str] = {
     "or in the memory of an input.",
     Topic.SHAPES: "Two to eight axes, channels second or last, one element per channel, and "
     "tensors without elements.",
+    Topic.SIZES: "Sizes just above those at which kernels go other ways, as thin as can be: many "
+    "channels, groups, samples, or elements in a row.",
     Topic.SPECIAL: "NaN, an infinity or 0 in one channel of one input, which must not change the "
     "other channels; negative variances; products near the ends of float32's range; and long sums "
     "whose terms all have one sign, which are wrong if they are simply added up in float32.",
@@ -39,6 +41,7 @@ TOPICS: Mapping[Topic, str] = {
     Topic.DETERMINISM: "The same call several times, with 1, 2, 3 and all threads, must give the "
     "same bits. It is made with other values in the same memory first, so that a result "
     "remembered from an earlier call shows.",
+    Topic.MEMORY: "The plain call many times, after which the process must use no more memory.",
 }
 
 #: Kinds whose explanation is not the first line of their function's docstring.

@@ -9,6 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ import normgrad
 
 from .. import devices, layout
 from ..operators.by_name import FUNCTIONS
+from . import memory_use
 from .cases import Case, Topic
 from .outcomes import Outcome
 from .tensors import Array, Call
@@ -74,6 +76,10 @@ class Implementation(ABC):
             NotOfferedError: the implementation does not offer what the call needs.
         """
 
+    def bare(self, call: Any) -> Callable[[], object]:
+        """A function that makes a call without any checks, whose own memory would show."""
+        return lambda: self.once(call)
+
     def repeats(self) -> Iterator[str]:
         """Set up each further call that must give the same bits, and yield words for it."""
         yield from ["when it is called again"] * 3
@@ -82,9 +88,13 @@ class Implementation(ABC):
         """The outcome of a case of its suite, which includes every error."""
         try:
             call = case.request()
-            if case.topic is not Topic.DETERMINISM:
-                return self.once(call)
-            return self._repeated(case, call)
+            if case.topic is Topic.DETERMINISM:
+                return self._repeated(case, call)
+            outcome = self.once(call)
+            leak = ""
+            if case.topic is Topic.MEMORY and outcome.error is None:
+                leak = memory_use.kept(self.bare(call))
+            return replace(outcome, faults=(*outcome.faults, leak)) if leak else outcome
         except NotOfferedError as error:
             return Outcome(absent=str(error))
 
@@ -189,6 +199,10 @@ class Subject(Implementation):
                 yield from [f"with {count or 'all'} threads"] * 2
         finally:
             self._set_num_threads(None)
+
+    def bare(self, call: Call) -> Callable[[], object]:
+        given = _Given(self, call)
+        return partial(self.functions[call.name], *given.positional, **given.options)
 
     def once(self, call: Call) -> Outcome:
         function = self.functions.get(call.name)

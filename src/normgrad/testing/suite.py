@@ -30,6 +30,18 @@ _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 0, 5), (2, 4, 0))
 #: More elements than the engine computes in one piece.
 _LARGE: Shape = (16, 24, 28, 28)
 
+#: Sizes at which kernels change their ways, in tensors that are else as small as can be: channels,
+#: samples, and elements of a row, each just above a power of two.
+SIZES: tuple[Shape, ...] = (
+    (3, 33, 5), (2, 65, 3), (2, 129, 2), (2, 1025, 1), (65537, 2, 1), (2, 2, 2049), (1, 2, 65537),
+)  # fmt: skip
+#: The same for operators with statistics of a row, which is the last axis.
+_SIZES_OF_ROWS: tuple[Shape, ...] = (
+    (3, 33), (2, 65), (3, 129), (2, 1025), (65537, 2), (3, 2049), (2, 65537),
+)  # fmt: skip
+#: The numbers of groups by channels, where there are more than two.
+_GROUPS = {18: 9, 33: 33, 65: 13, 129: 3, 1025: 41}
+
 #: Two channels of 2¹⁷ elements, in long rows or in as many samples. Where 64 sums run side by side
 #: in float32, as vectorised loops have them, each has 2048 terms: an error of 100 unit roundoffs.
 LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
@@ -135,6 +147,20 @@ def _shapes(kind: str) -> Iterator[Case]:
     yield from varied(Case(Topic.SHAPES, kind, ()), shape=_EMPTY, layout=_TWO_LAYOUTS)
 
 
+def _sizes(kind: str) -> Iterator[Case]:
+    statistics = _statistics(kind)
+    shapes = _SIZES_OF_ROWS if statistics is Kind.ROW else SIZES
+    if statistics is Kind.GROUP:
+        shapes = (*shapes, (2, 18, 5))
+    for index, shape in enumerate(shapes):
+        base = _case(Topic.SIZES, kind, shape)
+        if statistics is Kind.GROUP:
+            base = replace(base, groups=_GROUPS.get(shape[1], base.groups))
+        # A quick run takes the first of each shape: every second one is channels-last.
+        layouts = _TWO_LAYOUTS[:: -1 if index % 2 else 1]
+        yield from varied(base, layout=layouts, dtype=("float32", "bfloat16"))
+
+
 def _special(kind: str) -> Iterator[Case]:
     groups = 4 if _statistics(kind) is Kind.GROUP else 1
     base = _case(Topic.SPECIAL, kind, (3, 4, 40), groups=groups)
@@ -161,8 +187,14 @@ def _determinism(kind: str) -> Iterator[Case]:
     yield from varied(base, dtype=("float32", "bfloat16"), layout=_TWO_LAYOUTS)
 
 
+def _memory(kind: str) -> Iterator[Case]:
+    for plain in _plain(kind):
+        yield replace(plain, topic=Topic.MEMORY)
+
+
 #: Each topic's cases of a kind, and a step: a quick run takes the first case, one in this many, and
-#: those with an essential change. Steps are odd, lest one of two alternating values never occurs.
+#: those with an essential change. Steps are odd, lest one of two alternating values never occurs,
+#: but for sizes, of which there are four cases each.
 _PARTS = {
     Topic.PLAIN: (_plain, 1),
     Topic.VALUES: (_values, 7),
@@ -172,9 +204,11 @@ _PARTS = {
     Topic.VECTORS: (_vectors, 3),
     Topic.OUTPUTS: (_outputs, 7),
     Topic.SHAPES: (_shapes, 7),
+    Topic.SIZES: (_sizes, 4),
     Topic.SPECIAL: (_special, 9),
     Topic.MISTAKES: (_mistakes, 3),
     Topic.DETERMINISM: (_determinism, 5),
+    Topic.MEMORY: (_memory, 1),
 }
 
 
