@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import normgrad.torch as nt
 from normgrad.torch import collectives
@@ -90,6 +91,20 @@ def step(
         **{name: _numpy(getattr(layer, name)) for name in names},
         "strides": (y.stride(), x.grad.stride(), x.stride()),
     }
+
+
+def checkpointed(shape: Any, counts: Any, momentum: Any) -> Any:
+    """The buffers after a step with a checkpoint, and after two forward passes; their versions."""
+    found = []
+    for is_checkpointed in (True, False):
+        layer = nt.nn.SyncBatchNorm(shape[1], momentum=momentum).double()
+        x = part(whole(shape, "float64", 0)[0], counts).requires_grad_()
+        if is_checkpointed:
+            checkpoint(layer, x, use_reentrant=False).sum().backward()
+        else:
+            layer(x), layer(x)
+        found.append({name: _numpy(value) for name, value in layer.named_buffers()})
+    return *found, (layer.running_mean._version, layer.running_var._version)
 
 
 def second(shape: Any, counts: Any, dtype: str = "float64", seed: int = 0) -> Any:

@@ -251,8 +251,9 @@ def nothing_known(*arguments: Any) -> Any:
 #: place of the plans by key, the fourth argument is the workspace or None, and a Team may follow.
 #: With None in their place it returns the call's key as bytes, or None if it cannot read some
 #: argument. With plans by key, a fifth argument of any value asks for None also where a mode,
-#: transform or tracer of PyTorch's may have to see operators. Interrupts, and errors of a run that
-#: Python did, propagate. The first plan that is run sets it.
+#: transform or tracer of PyTorch's may have to see operators, and leaves writes to ``out``
+#: uncounted, as PyTorch's batch norm does. Interrupts, and errors of a run that Python did,
+#: propagate. The first plan that is run sets it.
 answer: Callable[..., Any] = nothing_known
 
 #: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.

@@ -238,8 +238,11 @@ class Plan:
                     "plan"
                 )
 
-    def run_checked(self, arguments: Arguments, workspace: Any) -> Any:
-        """Compute on tensors that have the plan's specs, after checking their memory."""
+    def run_checked(self, arguments: Arguments, workspace: Any, counts: bool = True) -> Any:
+        """Compute on tensors that have the plan's specs, after checking their memory.
+
+        ``counts`` is whether writes to the caller's results are counted for autograd.
+        """
         framework, like = arguments.framework, arguments.like
         inputs, outputs = self._inputs, self._outputs
         addresses = [0] * PLACES
@@ -272,7 +275,8 @@ class Plan:
                 self._runner = self._backend.runner(self._program, inputs, outputs)
             self._runner.run(addresses)
 
-        frameworks.written(arguments.tensors[len(inputs) :])
+        if counts:
+            frameworks.written(arguments.tensors[len(inputs) :])
         for index, new in made.items():
             results[index] = framework.result(new, like)
         self._learn(arguments, results)
@@ -298,14 +302,16 @@ def call(
     out: Any,
     choices: tuple[Any, ...],
     read_next: bool = False,
+    counts: bool = True,
 ) -> Any:
     """Compute an operator on behalf of its public function.
 
     ``choices`` are the arguments that are not tensors; ``read_next`` is as in
-    :class:`.problem.Problem`.
+    :class:`.problem.Problem`, and ``counts`` as in :meth:`Plan.run_checked`.
     """
     given = out_tuple(operator, out)
-    again = native.answer(ready_plans(operator, read_next), tensors, given, choices)
+    more = () if counts else (True,)
+    again = native.answer(ready_plans(operator, read_next), tensors, given, choices, *more)
     if again is not None:
         return operator.result(again)
     options = operator.read_options(*choices)
@@ -318,7 +324,7 @@ def call(
         wanted = contract.check(operator, options, specs, specs)
         plan = Plan(operator, options, specs, wanted, device=arguments.device, read_next=read_next)
         keep(_plans, key, plan)
-    result = plan.run_checked(arguments, None)
+    result = plan.run_checked(arguments, None, counts)
     if plan.ready is not None:
         seen = native.answer(None, tensors, given, choices)
         if seen is not None:

@@ -158,6 +158,18 @@ def test_the_average_of_all_batches(ranks):
         np.testing.assert_allclose(answer["running_var"], layer.running_var, rtol=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_checkpointing_updates_the_buffers_twice(ranks, momentum):
+    """As PyTorch's layer, whose running statistics have the versions from before."""
+    for once, twice, versions in ranks(2).run(
+        "checkpointed", shape=(7, 3, 4), counts=(4, 3), momentum=momentum
+    ):
+        assert once["num_batches_tracked"] == 2
+        for name, value in twice.items():
+            np.testing.assert_array_equal(once[name], value)
+        assert versions == (0, 0)
+
+
 def test_frozen_statistics(ranks):
     shape, counts = (11, 5, 4), (6, 5)
     answers = ranks(2).run("step", shape=shape, counts=counts, evaluating=True)

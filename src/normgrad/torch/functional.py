@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import contract, devices, native
 from ..plans import call
-from . import collectives, ops, watching
+from . import collectives, watching
 from .kernels import output_for
-from .nodes import NORMS, Norm, any_requires_grad, called, clones
+from .nodes import NORMS, Norm, any_requires_grad, called, clones, stored
 
 _BATCH_NORM, _GROUP_NORM = NORMS["batch_norm"], NORMS["group_norm"]
 _LAYER_NORM, _RMS_NORM = NORMS["layer_norm"], NORMS["rms_norm"]
@@ -67,6 +68,26 @@ def batch_norm(
     return _norm(_BATCH_NORM, batch_norm, _takes_batch_norm, tensors, choices, given)
 
 
+def cumulative_batch_norm(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batches: Tensor,
+    eps: float,
+) -> Tensor:
+    """Batch norm in training whose running statistics become the average over all batches.
+
+    The arguments are as for :func:`batch_norm`; ``batches`` is the number of batches so far, with
+    this one, as a tensor of one integer.
+    """
+    tensors = (input, weight, bias, running_mean, running_var)
+    choices = (True, 1.0, eps)
+    given = (input, running_mean, running_var, weight, bias, *choices)
+    return _norm(_BATCH_NORM, batch_norm, _takes_batch_norm, tensors, choices, given, batches)
+
+
 def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
     input, weight, bias, *running = tensors
     training, momentum, eps = choices
@@ -87,17 +108,31 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
     return absent[0] == absent[1] and several and bool(eps > 0)
 
 
-def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
-    """Update running statistics in place; False if they cannot hold the new ones.
+def _update(running: Sequence[Tensor], new: Sequence[Tensor], batches: Tensor | None) -> None:
+    """Update running statistics in place, as the average over this many batches if it is given.
 
-    They cannot if a transform has computed these, as one for each member of vmap's batch.
+    The number stays in its tensor, since reading it would break a compiled graph. PyTorch's batch
+    norm leaves the versions as they are, unless a mode sees it.
     """
-    try:
-        running[0].copy_(new[0])
-    except RuntimeError:
-        return False
-    running[1].copy_(new[1])
-    return True
+    if watching.unwatched() and watching.plain(*running):
+        running = [value.data for value in running]
+    for value, other in zip(running, new, strict=True):
+        if batches is None:
+            value.copy_(other)
+        else:
+            value.lerp_(other, batches.to(value.dtype).reciprocal())
+
+
+def _by(function: Callable[..., Tensor], given: tuple[Any, ...], batches: Tensor | None) -> Tensor:
+    """Call a function that has PyTorch's arguments, which does not know of ``batches``."""
+    if batches is None:
+        return function(*given)
+    input, *running = given[:3]
+    # The copies begin with the old values, which an empty batch does not change.
+    new = clones(running)
+    output = function(input, *new, *given[3:])
+    _update(running, new, batches)
+    return output
 
 
 def _norm(
@@ -107,6 +142,7 @@ def _norm(
     tensors: tuple[Any, ...],
     choices: tuple[Any, ...],
     given: tuple[Any, ...],
+    batches: Tensor | None = None,
 ) -> Tensor:
     """Compute a norm of input, weight, bias and, in batch norm, running statistics.
 
@@ -114,6 +150,7 @@ def _norm(
     normgrad takes the tensors and choices; otherwise PyTorch computes.
     ``choices`` are the other arguments in the order of normgrad's operator, but for the channel
     axis, which is its last; ``given`` are all arguments in the order of PyTorch's function.
+    ``batches`` is as in :func:`cumulative_batch_norm`.
 
     Each time the dispatcher calls Python costs an operator some microseconds. If no transform,
     mode, tracer or tensor subclass needs to see the operator, the call bypasses PyTorch's
@@ -122,7 +159,8 @@ def _norm(
     CPU's caches, each costs microseconds, which a benchmark of a single layer does not show.
     """
     running = tensors[3:]
-    updated = running if running and choices[0] else ()  # batch norm's ``training``
+    is_stored = bool(running and choices[0] and running[0] is not None)  # batch norm's ``training``
+    updated = running if is_stored and batches is None else ()
     out = (None, None, None, *updated) if updated else None
     # CUDA's autocast leaves batch norm and instance norm as they are.
     converts = (
@@ -145,31 +183,45 @@ def _norm(
         # calls with such an output, and is not found.
         made = native.answer(norm.plans, tensors, out, choices, True)
         if made is not None:
+            if batches is not None:
+                _update(running, made[3:], batches)
             return _with_node(norm, made, tensors, choices)
     alone = watching.unwatched() and watching.plain(*tensors)
     theirs: Callable[..., Tensor] = getattr(torch.nn.functional, function.__name__)
     if not alone:
         if any(map(watching.has_rules, tensors)):
-            return theirs(*given)
+            return _by(theirs, given, batches)
         if has_torch_function(tensors):
-            found: Tensor = handle_torch_function(function, tensors, *given)
-            return found
+            return _by(partial(handle_torch_function, function, tensors), given, batches)
     if not takes(tensors, choices):
-        return theirs(*given)
+        return _by(theirs, given, batches)
     if converts:
         tensors = tuple(map(_as_autocast_has_it, tensors))
     if alone:
-        output, operator = output_for(tensors[0]), norm.schema.operator
-        if output is not None:
+        made_here, operator = output_for(tensors[0]), norm.schema.operator
+        if made_here is not None:
             absent = len(operator.all_outputs) - 1 - len(updated)
-            out = (output, *[None] * absent, *updated)
-        made = call(operator, tensors, out, choices, read_next=True)
+            out = (made_here, *[None] * absent, *updated)
+        made = call(operator, tensors, out, choices, read_next=True, counts=False)
+        if batches is not None:
+            _update(running, made[3:], batches)
         return _with_node(norm, made, tensors, choices)
-    output, *statistics = called(norm.schema, (*tensors, *choices))
-    if updated and running[0] is not None and not _update(running, statistics[2:]):
+    fits = True
+
+    def store(results: Sequence[Tensor]) -> None:
+        nonlocal fits
+        try:
+            _update(running, results[3:], batches)
+        except RuntimeError:
+            # A transform has computed the new ones, as one for each member of vmap's batch.
+            fits = False
+
+    results = called(norm.schema, (*tensors, *choices), store if is_stored else None)
+    if not fits:
         # PyTorch's function raises an error that names a remedy.
-        return theirs(*given)
-    return output
+        return _by(theirs, given, batches)
+    first: Tensor = results[0]
+    return first
 
 
 def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) -> Tensor:
@@ -177,13 +229,17 @@ def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) ->
     output: Tensor = made[0]
     if not torch.is_grad_enabled() or not any_requires_grad(*tensors[:3]):
         return output
+    saved = norm.saved(tensors)
+    if norm is _RMS_NORM and not saved[0].requires_grad:
+        # PyTorch's RMS norm saves neither of them here, so that both may change.
+        saved = saved[0].clone(), saved[1].data
     if choices[0]:
         statistics = made[1:3]
     else:
-        # A later batch may update the running statistics in place. Copies in compiled code take a
-        # quarter of the time of clones in a layer.
+        # A later batch may update the running statistics, which does not count as a change. Copies
+        # in compiled code take a quarter of the time of clones in a layer.
         statistics = native.copies(tensors[3:], torch.empty_like) or clones(tensors[3:])
-    kept = output, statistics, norm.shared(choices), None
+    kept = output, statistics, norm.shared(choices), saved
     result: Tensor = norm.node.apply(kept, *tensors[:3])
     return result
 
@@ -252,6 +308,7 @@ def sync_batch_norm(
     process_group: Any = None,
     *,
     key: int = -1,
+    batches: Tensor | None = None,
 ) -> Tensor:
     """Batch norm over the batches of all ranks of a process group.
 
@@ -271,6 +328,9 @@ def sync_batch_norm(
         key: a number that identifies the place of this call in the program. At the first call with
             a key and a group, the group's ranks check that their arguments agree. A negative key
             turns the check off.
+        batches: in training, the number of batches so far, with this one, as a tensor of one
+            integer: the running statistics become the average over all batches, and ``momentum`` is
+            1. None for the weight ``momentum``.
 
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function for this rank's arguments.
@@ -280,6 +340,11 @@ def sync_batch_norm(
     """
     group = collectives.default_group() if process_group is None else process_group
     if training is not True or group is None or collectives.size(group) == 1:
+        if training is True and batches is not None and running_mean is not None:
+            assert running_var is not None
+            return cumulative_batch_norm(
+                input, running_mean, running_var, weight, bias, batches, eps
+            )
         return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(momentum, _NUMBERS):
         kind = type(momentum).__name__
@@ -287,14 +352,15 @@ def sync_batch_norm(
     if not eps > 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     _check_synchronised(input, running_mean, running_var, weight, bias)
-    output, _, _, new_mean, new_var, _ = ops.sync_batch_norm(
-        input, weight, bias, running_mean, running_var, momentum, eps,
-        collectives.name_of(group), key,
-    )  # fmt: skip
-    if running_mean is not None:
-        running_mean.copy_(new_mean)
-    if running_var is not None:
-        running_var.copy_(new_var)
+    tensors = input, weight, bias, running_mean, running_var
+    choices = momentum, eps, collectives.name_of(group), key
+
+    def store(results: Sequence[Tensor]) -> None:
+        pairs = zip((running_mean, running_var), results[3:5], strict=True)
+        kept = [(old, new) for old, new in pairs if old is not None]
+        _update([old for old, _ in kept], [new for _, new in kept], batches)
+
+    output: Tensor = stored("sync_batch_norm", (*tensors, *choices), store)[0]
     return output
 
 
@@ -472,11 +538,20 @@ def instance_norm(
         and isinstance(use_input_stats, bool)
         and _is_number(momentum)
     )
-    tensors: tuple[Any, ...] = (input, weight, bias)
+    # PyTorch's function saves copies: all but the input may change before the backward pass.
+    tensors: tuple[Any, ...] = (input, _copy(weight), bias)
     if fits and use_input_stats and absent:
         choices = (input.shape[1], eps)
         return _norm(_GROUP_NORM, instance_norm, _takes_group_norm, tensors, choices, given)
     if fits and not use_input_stats and not absent:
-        tensors, options = (*tensors, running_mean, running_var), (False, momentum, eps)
+        tensors, options = (
+            (*tensors, *map(_copy, (running_mean, running_var))),
+            (False, momentum, eps),
+        )
         return _norm(_BATCH_NORM, instance_norm, _takes_batch_norm, tensors, options, given)
     return torch.nn.functional.instance_norm(*given)
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a tensor whose changes autograd would see; anything else as it is."""
+    return value.clone() if isinstance(value, Tensor) and torch.is_grad_enabled() else value

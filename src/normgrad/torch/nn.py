@@ -87,19 +87,19 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
             training, batches = mean is None and var is None, None
         elif not self.track_running_stats:
             mean = var = batches = None
+        # Counted first, as by PyTorch's layer: checkpointing ends a call that it repeats where
+        # autograd saves tensors. By compiled code, since PyTorch's addition takes a twentieth of a
+        # small layer's time.
+        if batches is not None and (is_dynamo_compiling() or native.add_one(batches) is None):
+            batches.add_(1)
         momentum = self.momentum
         if momentum is None:
             momentum = 0.0
             if not (batches is None or mean is None or var is None):
                 if not watching.leaves_averaging(batches, mean, var):
-                    return self._averaging(input, mean, var, batches, weight, bias)
-                momentum = 1.0 / (float(batches) + 1.0)
-        output = self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
-        # Counted last, since a batch that raised an error must not count; by compiled code, since
-        # PyTorch's addition takes a twentieth of a small layer's time.
-        if batches is not None and (is_dynamo_compiling() or native.add_one(batches) is None):
-            batches.add_(1)
-        return output
+                    return self._cumulative_norm(input, mean, var, weight, bias, batches, self.eps)
+                momentum = 1.0 / float(batches)
+        return self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
 
     def _tensors(self) -> tuple[Any, Any, Any, Any, Any]:
         """The running mean and variance, the number of batches, the weight and the bias."""
@@ -116,21 +116,8 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     #: Computes batch norm, of the arguments of :func:`.functional.batch_norm`.
     _norm: Callable[..., Tensor] = staticmethod(functional.batch_norm)
 
-    def _averaging(
-        self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor, weight: Any, bias: Any
-    ) -> Tensor:
-        """Compute the output, and make the running statistics the average over all batches so far.
-
-        The number of batches stays in its tensor, since reading it here would break a compiled
-        graph.
-        """
-        # The copies begin with the old values, which an empty batch does not change.
-        new = mean.clone(), var.clone()
-        output = self._norm(input, *new, weight, bias, True, 1.0, self.eps)
-        batches.add_(1)
-        for running, batch in zip((mean, var), new, strict=True):
-            running.lerp_(batch, batches.to(running.dtype).reciprocal())
-        return output
+    #: The same where the running statistics are the average over all batches.
+    _cumulative_norm: Callable[..., Tensor] = staticmethod(functional.cumulative_batch_norm)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -245,11 +232,15 @@ class SyncBatchNorm(_BatchNorm):
 
     _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
 
-    def _norm(self, *arguments: Any) -> Tensor:
+    def _norm(self, *arguments: Any, batches: Tensor | None = None) -> Tensor:
         group = self.process_group
         if isinstance(group, str):
             group = collectives.by_name(group)
-        return functional.sync_batch_norm(*arguments, group, key=self._key)  # type: ignore[misc]
+        return functional.sync_batch_norm(*arguments, group, key=self._key, batches=batches)  # type: ignore[misc]
+
+    def _cumulative_norm(self, *arguments: Any) -> Tensor:
+        *first, batches, eps = arguments
+        return self._norm(*first, True, 1.0, eps, batches=batches)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace the process group, which cannot leave its process, by its name."""

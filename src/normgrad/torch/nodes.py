@@ -28,7 +28,7 @@ from ..plans import call, ready_plans
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .schemas import NAMESPACE, SCHEMAS, Schema
-from .watching import has_rules, plain, unwatched
+from .watching import has_rules, is_recorded, plain, unwatched
 
 any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -44,14 +44,35 @@ def operator(name: str) -> Any:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def called(schema: Schema, values: Iterable[Any]) -> Any:
+def called(
+    schema: Schema, values: Iterable[Any], store: Callable[[Sequence[Tensor]], None] | None = None
+) -> Any:
     """Call a schema's operator with the values of its declaration's tensors, then its options.
 
-    The last option of a declaration, the channel axis, is not an argument of PyTorch's.
+    The last option of a declaration, the channel axis, is not an argument of PyTorch's. ``store``
+    is as in :func:`stored`.
     """
     names = (*schema.operator.names, *schema.operator.options)
-    given = dict(zip(names, values, strict=False))
-    return operator(schema.name)(*schema.arguments_of(given))
+    arguments = schema.arguments_of(dict(zip(names, values, strict=False)))
+    return stored(schema.name, arguments, store)
+
+
+def stored(
+    name: str, arguments: tuple[Any, ...], store: Callable[[Sequence[Tensor]], None] | None
+) -> Any:
+    """Call an operator, and ``store``, if it is not None, with the results.
+
+    Where the call is not recorded, that is before autograd saves tensors, since checkpointing ends
+    a call while autograd saves them.
+    """
+    if store is None or is_recorded():
+        results = operator(name)(*arguments)
+        if store is not None:
+            store(results)
+        return results
+    results = _below_autograd(name, arguments)
+    store(results)
+    return _attached(name, arguments, results)
 
 
 class Node(_SingleLevelFunction):
@@ -85,14 +106,14 @@ class Node(_SingleLevelFunction):
 
         ``made`` consists of the results, the constant tensors to save, the other values to save,
         and the pair of modes (reverse, forward) in which gradients were enabled for the operator,
-        since neither is here. The pair is None on the fast path of :mod:`.functional`, whose only
-        result is the output, and which never needs the pair. There no one else has the constants,
-        and as an attribute they cost less.
+        since neither is here. The fast path of :mod:`.functional`, whose only result is the output,
+        never needs the pair, and has the tensors to save in its place. There no one else has the
+        constants, and as an attribute they cost less.
         """
         results, constants, ctx.choices, modes = made
-        if modes is None:
+        if isinstance(results, Tensor):
             ctx.constants = constants
-            ctx.save_for_backward(*tensors[: cls.saved])
+            ctx.save_for_backward(*modes)
             return results
         ctx.constants, ctx.modes = (), modes
         ctx.save_for_backward(*tensors[: cls.saved], *constants)
@@ -125,7 +146,7 @@ def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
 
-def clones(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def clones(values: Sequence[Any]) -> tuple[Any, ...]:
     """Copies of tensors, and None for None."""
     return tuple([None if value is None else value.clone() for value in values])
 
@@ -159,13 +180,25 @@ class Norm:
         normalised: makes a Normalisation from the options that both operators have, the data and
             the statistics.
         shared: takes those of the norm's options that the gradients' operator has too.
+        saved: takes those of the norm's tensors that PyTorch's layer saves. Of these, the gradients
+            depend on input and weight only; autograd raises an error if one of them has changed.
         orders: for evaluation and for training, the place of each tensor of the gradients' operator
             in (grad_out, input, weight, the statistics, None).
         node, gradient_node: the classes of the two operators' autograd nodes.
     """
 
-    def __init__(self, name: str, shown: str, normalised: Callable[..., Normalisation]) -> None:
-        """Take the operator's name, the shown name of the node, and ``normalised``."""
+    def __init__(
+        self,
+        name: str,
+        shown: str,
+        normalised: Callable[..., Normalisation],
+        others: tuple[int, ...] = (),
+    ) -> None:
+        """Take the operator's name, the shown name of the node, and ``normalised``.
+
+        ``others`` are the places of the tensors that are saved besides input and weight.
+        """
+        self.saved = itemgetter(0, 1, *others)
         self.schema, self.gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
         self.name, self.normalised = self.schema.operator.name, normalised
         self.plans = ready_plans(self.schema.operator, read_next=True)
@@ -236,9 +269,11 @@ class Forward(Node):
         if grad_out is None:
             return None, *[None] * len(mask)
         choices = (*ctx.choices, mask)
-        saved = ctx.saved_tensors
+        input, weight, *others = ctx.saved_tensors
+        # On the fast path the others are not read: they were saved so that no one changes them.
+        constants = ctx.constants or others
         order = norm.orders[bool(choices[0])]
-        tensors = itemgetter(*order)((grad_out, *saved, *ctx.constants, None))
+        tensors = itemgetter(*order)((grad_out, input, weight, *constants, None))
         # As in functional.py, compiled code asks the rest of ``unwatched``.
         if not (torch.is_grad_enabled() or is_dynamo_compiling() or forward_ad._current_level >= 0):
             found = native.answer(norm.gradient_plans, tensors, None, choices, True)
@@ -250,7 +285,7 @@ class Forward(Node):
             if not has_rules(grad_out):
                 return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
             return None, *wanted(
-                norm.by_formula(ctx.choices, grad_out, *saved, *ctx.constants), mask
+                norm.by_formula(ctx.choices, grad_out, input, weight, *constants), mask
             )
 
     @staticmethod
@@ -412,9 +447,9 @@ class SyncBatchNormBackward(Gradients):
 NORMS = {
     norm.name: norm
     for norm in (
-        Norm("native_batch_norm", "BatchNorm", derivatives.of_channels),
+        Norm("native_batch_norm", "BatchNorm", derivatives.of_channels, (3, 4)),
         Norm("native_group_norm", "GroupNorm", derivatives.of_groups),
-        Norm("native_layer_norm", "LayerNorm", derivatives.of_rows),
+        Norm("native_layer_norm", "LayerNorm", derivatives.of_rows, (2,)),
         Norm("_fused_rms_norm", "RmsNorm", derivatives.by_squares),
     )
 }
@@ -441,18 +476,27 @@ NODES: dict[str, Any] = {
 
 def kernel(name: str) -> Callable[..., Any]:
     """An operator's kernel for the Autograd key, which attaches a node to results that need it."""
-    below, schema, node = operator(name), SCHEMAS[name], NODES[name]
 
     def differentiable(*arguments: Any) -> Any:
-        with _BelowAutograd():
-            results = below(*arguments)
-        needed = torch.is_grad_enabled() and any_requires_grad(*arguments)
-        if not needed and forward_ad._current_level < 0:
-            return results
-        modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
-        results = results if isinstance(results, tuple) else (results,)
-        tensors, *kept = node.read(schema, arguments, results)
-        with enable_single_level_autograd_function():
-            return node.apply((results, *kept, modes), *tensors)
+        return _attached(name, arguments, _below_autograd(name, arguments))
 
     return differentiable
+
+
+def _below_autograd(name: str, arguments: tuple[Any, ...]) -> Any:
+    """An operator's results, without a node."""
+    with _BelowAutograd():
+        return operator(name)(*arguments)
+
+
+def _attached(name: str, arguments: tuple[Any, ...], results: Any) -> Any:
+    """An operator's results, with a node if they need one."""
+    needed = torch.is_grad_enabled() and any_requires_grad(*arguments)
+    if not needed and forward_ad._current_level < 0:
+        return results
+    modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    results = results if isinstance(results, tuple) else (results,)
+    node = NODES[name]
+    tensors, *kept = node.read(SCHEMAS[name], arguments, results)
+    with enable_single_level_autograd_function():
+        return node.apply((results, *kept, modes), *tensors)

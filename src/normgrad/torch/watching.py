@@ -30,11 +30,18 @@ def unwatched() -> bool:
     Compiled code asks the same, but for the compiler and forward mode (``is_watched``).
     """
     return not (
-        torch.compiler.is_dynamo_compiling()
+        is_recorded()
         or _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
-        or _C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
+    )
+
+
+def is_recorded() -> bool:
+    """Whether a compiler, a transform or a tracer has to see an operator with its derivative."""
+    return bool(
+        torch.compiler.is_dynamo_compiling()
+        or _C._are_functorch_transforms_active()
         or _C._get_tracing_state()
         or _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)
     )

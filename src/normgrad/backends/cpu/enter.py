@@ -299,12 +299,13 @@ def results_of(plan, known, makers, tensors, out, stale):
 
 
 @helper
-def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
+def compute(known, ready, tensors, out, workspace, team, words, facts, stale, counts):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
 
     ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
     ``words`` begin with the tensors' signature, and ``facts`` are theirs, unless ``stale`` is set.
-    Any code of Python's sets it, since it may replace the memory of tensors.
+    Any code of Python's sets it, since it may replace the memory of tensors. ``counts`` is 0 if
+    writes to ``out`` are not counted for autograd.
     """
     not_inlined()
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
@@ -348,7 +349,7 @@ def compute(known, ready, tensors, out, workspace, team, words, facts, stale):
         return nothing_made(known)
     if status == 0:
         py.release((nothing,))
-        if count_writes(known, out):
+        if counts == 0 or count_writes(known, out):
             return results
         py.release((results,))
         return 0
@@ -372,7 +373,8 @@ def answer(table, arguments, count):
     tensors, results or None, and the other arguments. With one plan instead of several, the last
     argument is a workspace or None, and a Team may follow. The result is None if no plan is ready,
     or if compiled code cannot read an argument; with five arguments otherwise, also if a mode,
-    transform or tracer of PyTorch's may have to see operators.
+    transform or tracer of PyTorch's may have to see operators, and writes to ``out`` are not
+    counted.
     """
     known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -386,7 +388,8 @@ def answer(table, arguments, count):
             py.retain((nothing,))
             return nothing
         team = word(arguments, 4) if count == 5 else 0
-        return compute(known, plans, tensors, out, word(arguments, 3), team, words, facts, stale)
+        workspace = word(arguments, 3)
+        return compute(known, plans, tensors, out, workspace, team, words, facts, stale, plain(1))
     if count == 5 and py.is_watched(known):
         py.retain((nothing,))
         return nothing
@@ -405,7 +408,8 @@ def answer(table, arguments, count):
         return nothing
     # Another thread may drop the plan meanwhile.
     py.retain((ready,))
-    results = compute(known, ready, tensors, out, nothing, plain(0), words, facts, stale)
+    counts = plain(0) if count == 5 else plain(1)
+    results = compute(known, ready, tensors, out, nothing, plain(0), words, facts, stale, counts)
     py.release((ready,))
     return results
 
