@@ -12,7 +12,7 @@ two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
 from layer_pairs import LAYERS, data, pair  # noqa: E402
 
 import normgrad.torch as nt  # noqa: E402
-from normgrad.torch import functional  # noqa: E402
+from normgrad.torch import functional, watching  # noqa: E402
 
 F = torch.nn.functional
 FUNCTIONS = [F.batch_norm, F.group_norm, F.layer_norm, F.rms_norm, F.instance_norm]
@@ -153,6 +153,22 @@ def same(outcomes, where):
         torch.testing.assert_close(ours, theirs, msg=lambda text: f"{where}: {text}")
     else:
         assert ours == theirs, where
+
+
+@pytest.mark.filterwarnings("ignore")  # of sparse and nested tensors
+def test_which_tensors_kernels_read():
+    """Such calls and backward passes do not go through PyTorch's dispatcher."""
+    x = torch.ones(2, 3)
+    several = [x, x[:, :1], x.clone().requires_grad_(), torch.nn.Parameter(x), x.half(), None]
+    several.append(made_in_inference_mode(x))
+    if torch.cuda.is_available():
+        several.append(x.cuda().requires_grad_())
+    assert watching.plain(*several)
+    plain = {kind for kind, of in KINDS.items() if watching.plain(of(torch.ones(2, 3, 4)))}
+    assert plain == {
+        "complex", "expanded", "one element", "integers", "booleans", "eight bits", "a parameter",
+        "of inference mode",
+    }  # fmt: skip
 
 
 #: What kinds of tensors are tried as gradients, and what else.

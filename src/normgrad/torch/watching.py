@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 _C = torch._C
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 _PLAIN_KEYS = _C._dispatch_keys(torch.empty(0))
-for _key in (_C.DispatchKey.CUDA, _C.DispatchKey.AutogradCUDA):
+for _key in (_C.DispatchKey.CUDA, _C.DispatchKey.AutogradCUDA, _C.DispatchKey.AutocastCUDA):
     _PLAIN_KEYS |= _C.DispatchKeySet(_key)
+_PLAIN_BITS = _PLAIN_KEYS.raw_repr()
 #: The subclasses with which PyTorch traces programs; they take any operator.
 _TRACING = (FakeTensor, FunctionalTensor)
 #: How classes handle functions if they have no rules of their own.
@@ -55,7 +56,8 @@ def plain(*tensors: Any) -> bool:
     """
     return all(
         type(value) in _PLAIN
-        and (value is None or not (_C._dispatch_keys(value) - _PLAIN_KEYS).raw_repr())
+        # A difference of sets would keep the bits of their devices.
+        and (value is None or (_C._dispatch_keys(value) | _PLAIN_KEYS).raw_repr() == _PLAIN_BITS)
         for value in tensors
     )
 
