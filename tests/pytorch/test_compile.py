@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import shutil
 
 import pytest
@@ -135,14 +136,17 @@ def test_what_inductor_generates_is_what_the_operators_compute(dtype, last):
 
 
 def test_large_layer_norms_are_ours_under_inductor():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     from normgrad.torch import inductor
 
     found = []
     for rows in (inductor.SMALL // 8 - 1, inductor.SMALL // 8):
         x = torch.zeros(rows, 8)
-        found.append(inductor.DECOMPOSITIONS["native_layer_norm"](x, [8], None, None, 1e-5))
-    assert found[1] is NotImplemented
-    assert found[0][0].shape == (inductor.SMALL // 8 - 1, 8)
+        traced = make_fx(inductor.DECOMPOSITIONS["native_layer_norm"])(x, [8], None, None, 1e-5)
+        found.append({str(node.target) for node in traced.graph.nodes})
+    assert "aten.native_layer_norm.default" in found[0]
+    assert "normgrad.native_layer_norm_kernel.default" in found[1]
 
 
 def test_the_average_of_all_batches():
@@ -214,3 +218,141 @@ def test_make_fx():
     } <= names
     x = torch.randn(5, 6, 7)
     torch.testing.assert_close(traced(x, w), gradient(x, w), rtol=1e-4, atol=1e-4)
+
+
+def parts_of_calls():
+    """Calls of every operator on every presence of weight and bias, and every mask.
+
+    They are divided into parts, each a dictionary of calls by a shown name.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    def places(count):
+        return itertools.product((True, False), repeat=count)
+
+    x, dy, w, b, mean = drawn(4, 6, 5, 3), drawn(4, 6, 5, 3), *drawn(3, 6)
+    var, row, sizes = drawn(6).square() + 0.5, [5, 3], (4, 6, 15, 2)
+    of_batch = nt.ops.batch_norm_stats(x, 1e-5)
+    of_groups = nt.ops.native_group_norm(x, w, b, *sizes, 1e-5)[1:]
+    large, large_dy = drawn(1 << 17, 5, 3), drawn(1 << 17, 5, 3)  # ours under inductor
+    wide, low = drawn(2, *row)
+    batch, groups, rows, squares, parts = {}, {}, {}, {}, {}
+    for with_w, with_b, tracked in places(3):
+        affine = w if with_w else None, b if with_b else None
+        running = (mean, var) if tracked else (None, None)
+        for training in (True, False) if tracked else (True,):
+            name = f"native_batch_norm {with_w} {with_b} {tracked} {training}"
+            batch[name] = *(x, *affine), *running, training, 0.2, 1e-5
+        groups[f"native_group_norm {with_w} {with_b}"] = x, *affine, *sizes, 1e-5
+        affine = wide if with_w else None, low if with_b else None
+        for size, data in (("", x), (" large", large)):
+            rows[f"native_layer_norm {with_w} {with_b}{size}"] = data, row, *affine, 1e-5
+            squares[f"_fused_rms_norm {with_w}{size}"] = data, row, affine[0], None
+    for with_w, *mask in places(4):
+        weight = w if with_w else None
+        name = f"{with_w} {mask}"
+        for saved, running in ((of_batch, (None, None)), ((None, None), (mean, var))):
+            training = saved is of_batch
+            batch[f"native_batch_norm_backward {name} {training}"] = (
+                dy, x, weight, *running, *saved, training, 1e-5, mask,
+            )  # fmt: skip
+        groups[f"native_group_norm_backward {name}"] = dy, x, *of_groups, weight, *sizes, mask
+        parts[f"batch_norm_backward_reduce {name}"] = dy, x, *of_batch, weight, *mask
+        for size, data, grad_out in (("", x, dy), (" large", large, large_dy)):
+            of_rows = nt.ops.native_layer_norm(data, row, None, None, 1e-5)[1:]
+            weight = wide if with_w else None
+            for bias in (low, None):
+                rows[f"native_layer_norm_backward {name} {bias is None}{size}"] = (
+                    grad_out, data, row, *of_rows, weight, bias, mask,
+                )  # fmt: skip
+            squares[f"_fused_rms_norm_backward {name}{size}"] = (
+                grad_out, data, row, of_rows[1], weight, mask[:2],
+            )  # fmt: skip
+    # Without statistics, normgrad's operator computes them.
+    batch["native_batch_norm_backward"] = (dy, x, w, *[None] * 4, True, 1e-5, [True] * 3)
+    parts["batch_norm_stats"] = x, 1e-5
+    parts["batch_norm_elemt"] = x, w, None, *of_batch, 1e-5
+    return {"batch": batch, "group": groups, "layer": rows, "rms": squares, "parts": parts}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("part", ["batch", "group", "layer", "rms", "parts"])
+def test_every_operator_under_inductor(part):
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    calls = parts_of_calls()[part]
+
+    def program():
+        return {
+            name: getattr(torch.ops.normgrad, name.split()[0]).default(*arguments)
+            for name, arguments in calls.items()
+        }
+
+    torch._dynamo.reset()
+    expected, found = program(), torch.compile(program, fullgraph=True)()
+    for name, values in expected.items():
+        torch.testing.assert_close(
+            found[name],
+            values,
+            rtol=1e-3,
+            atol=1e-3,
+            msg=lambda text: f"{name}: {text}",  # noqa: B023
+        )
+
+
+class Norms(torch.nn.Module):
+    """Layer norms with and without weight and bias, one of them large, and the other norms."""
+
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.layers = nn.ModuleList(
+            [
+                nn.LayerNorm(8), nn.LayerNorm(8, bias=False),
+                nn.LayerNorm((6, 8), elementwise_affine=False), nn.RMSNorm(8),
+                nn.RMSNorm(8, elementwise_affine=False), nn.GroupNorm(2, 6, affine=False),
+                nn.InstanceNorm1d(6, affine=True), nn.BatchNorm1d(6),
+                nn.BatchNorm1d(6, affine=False),
+            ]
+        )  # fmt: skip
+        self.large = nn.LayerNorm(8)
+
+    def forward(self, x):
+        large = x.new_ones(1 << 17, 1) * x[0, 0]
+        rest = sum((2 + index) * layer(x) for index, layer in enumerate(self.layers))
+        return rest + self.large(large).pow(2).mean(0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "training"),
+    [
+        (Norms, True),
+        *[
+            pytest.param(*each, marks=pytest.mark.full)
+            for each in (
+                (Norms, False),
+                (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), True),
+                (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), False),
+            )
+        ],
+    ],
+)
+def test_converted_models_under_inductor(make, training):
+    """A training step, or an evaluation with gradients, as PyTorch's layers do in eager mode."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    torch.manual_seed(0)
+    theirs = make()
+    if not isinstance(theirs, Norms):
+        theirs = torch.nn.TransformerEncoder(theirs, 2, enable_nested_tensor=False)
+    theirs.double().train(training)
+    ours = nt.convert(copy.deepcopy(theirs))
+    torch._dynamo.reset()
+    x = torch.randn(3, 6, 8, dtype=torch.float64, requires_grad=True)
+    expected, found = step(theirs, x), step(torch.compile(ours, fullgraph=True), x)
+    torch.testing.assert_close(found, expected)

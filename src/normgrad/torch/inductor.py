@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch._prims_common import suggest_memory_format
 
 from ..contract import Kind
 from .kernels import FAKES, wide
-from .schemas import SCHEMAS
+from .schemas import NAMESPACE, SCHEMAS
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ def _native_batch_norm(*arguments: Any) -> Any:
 def _native_batch_norm_backward(*arguments: Any) -> Any:
     running, saved, train = arguments[3:5], arguments[5:7], arguments[7]
     if any(value is None for value in (saved if train else running)):
-        return NotImplemented  # normgrad's operator computes the missing statistics
+        return None  # normgrad's operator computes the missing statistics
     return aten.native_batch_norm_backward(*arguments)
 
 
@@ -44,11 +45,15 @@ SMALL = 1 << 20
 
 
 def _native_layer_norm_backward(*arguments: Any) -> Any:
-    *_, weight, bias, mask = arguments
-    if (weight is None and mask[1]) or (bias is None and mask[2]):
-        # PyTorch's operator leaves these gradients undefined, and normgrad's computes them.
-        return NotImplemented
-    return aten.native_layer_norm_backward(*arguments)
+    *first, weight, bias, mask = arguments
+    # PyTorch's operator leaves the gradients of absent parameters undefined; normgrad's computes
+    # them. They depend on neither parameter.
+    data, shape = first[1:3]
+    if weight is None and mask[1]:
+        weight = data.new_ones(shape)
+    if bias is None and mask[2]:
+        bias = data.new_zeros(shape)
+    return aten.native_layer_norm_backward(*first, weight, bias, mask)
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
@@ -61,26 +66,35 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
 }
 
 
+def kernel_name(name: str) -> str:
+    """The name of a second operator with an operator's kernel, which has no decomposition.
+
+    Inductor refuses to call an operator that has one, even if that returns NotImplemented.
+    """
+    return f"{name}_kernel"
+
+
 def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's decomposition: a formula in float32 or float64, with the operator's outputs.
 
     Its results have the dtypes and memory formats that the operator's fake kernel promises. It
-    returns NotImplemented where the kernel is to be called: for rows, if the size is symbolic or
+    calls the operator's kernel where the formula is None, and for rows, if the size is symbolic or
     not small.
     """
     by_row = SCHEMAS[name].operator.statistics is Kind.ROW
 
     def decomposed(*arguments: Any) -> Any:
         size: Any = arguments[0].numel()
+        called = getattr(getattr(torch.ops, NAMESPACE), kernel_name(name)).default
         if by_row and not (isinstance(size, int) and size < SMALL):
-            return NotImplemented
+            return called(*arguments)
         promised = FAKES[name](*arguments)
         dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
         found = formula(
             *[value.to(dtype) if isinstance(value, Tensor) else value for value in arguments]
         )
-        if found is NotImplemented:
-            return found
+        if found is None:
+            return called(*arguments)
         return tuple(
             # A result that the operator leaves absent is absent here too.
             like
@@ -97,15 +111,17 @@ DECOMPOSITIONS = {name: _decomposition(name, formula) for name, formula in _FORM
 
 
 def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an operator's fake kernel so that it registers the decompositions if inductor is loaded.
+    """Wrap an operator's fake kernel so that it registers the decompositions if Dynamo is loaded.
 
-    Fake kernels run before inductor reads its tables. Importing inductor at once would take
-    seconds, even for callers that do not use it.
+    Dynamo runs fake kernels before inductor reads its tables, so they import the module of these,
+    which takes a second. Importing it at once would take that of callers that compile nothing.
     """
 
     @wraps(fake)
     def call(*arguments: Any, **more: Any) -> Any:
-        inductor: Any = sys.modules.get("torch._inductor.decomposition")
+        inductor: Any = None
+        if "torch._dynamo" in sys.modules:
+            inductor = import_module("torch._inductor.decomposition")
         if inductor is not None and hasattr(inductor, "fast_random_decomps"):
             for table in (inductor.decompositions, inductor.fast_random_decomps()):
                 for name, formula in DECOMPOSITIONS.items():

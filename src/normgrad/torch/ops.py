@@ -12,6 +12,7 @@ are constants to autograd, except those of :func:`batch_norm_stats` and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,13 +35,21 @@ _KERNELS: dict[str, Any] = {
 }
 
 
+def _define(name: str, text: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operator without derivatives by its schema, its kernel and its fake kernel."""
+    LIBRARY.define(text, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
+        LIBRARY.impl(name, untraced(kernel), device)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+
+
 def _register(name: str) -> Any:
     schema = SCHEMAS[name]
     qualified = f"{NAMESPACE}::{name}"
-    LIBRARY.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
-        LIBRARY.impl(name, untraced(_KERNELS[name]), device)
-    torch.library.register_fake(qualified, inductor.announced(FAKES[name]), lib=LIBRARY)
+    _define(name, schema.text, _KERNELS[name], inductor.announced(FAKES[name]))
+    if name in inductor.DECOMPOSITIONS:
+        second = inductor.kernel_name(name)
+        _define(second, schema.text.replace(name, second, 1), _KERNELS[name], FAKES[name])
     LIBRARY.impl(name, untraced(nodes.kernel(name)), "Autograd")
     call = nodes.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
