@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import shutil
 
@@ -196,6 +197,71 @@ def test_trace():
     traced = torch.jit.trace(layers, data().detach())
     x = data().detach() + 1
     torch.testing.assert_close(traced(x), layers(x))
+
+
+#: Layers, and shapes of their inputs: the traced one first.
+TRACED = {
+    "BatchNorm1d": ((6,), [(4, 6, 5), (2, 6, 8), (3, 6, 1)]),
+    "BatchNorm2d": ((6,), [(4, 6, 5, 5), (2, 6, 7, 3), (0, 6, 5, 5)]),
+    "BatchNorm3d": ((6,), [(4, 6, 2, 5, 5), (2, 6, 3, 7, 3)]),
+    "SyncBatchNorm": ((6,), [(4, 6, 5, 5), (2, 6, 7, 3)]),
+    "InstanceNorm1d": ((6,), [(4, 6, 5), (2, 6, 8)]),
+    "InstanceNorm2d": ((6,), [(4, 6, 5, 5), (2, 6, 7, 3)]),
+    "InstanceNorm3d": ((6,), [(4, 6, 2, 5, 5), (2, 6, 3, 7, 3)]),
+    "GroupNorm": ((2, 6), [(4, 6, 5, 5), (2, 6, 5, 5), (1, 6, 7, 3), (3, 6, 5)]),
+    "LayerNorm": ((6,), [(4, 5, 6), (2, 8, 6), (3, 6), (0, 6)]),
+    "RMSNorm": ((6,), [(4, 5, 6), (2, 8, 6), (3, 6), (0, 6)]),
+}
+OPTIONS = {
+    "Batch": [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None}],
+    "Sync": [{}, {"momentum": None}],
+    "Instance": [{}, {"affine": True}, {"track_running_stats": True}],
+    "Group": [{}, {"affine": False}],
+    "Layer": [{}, {"bias": False}, {"elementwise_affine": False}],
+    "RMS": [{}, {"elementwise_affine": False}],
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (name, options)
+        for name in TRACED
+        for prefix, several in OPTIONS.items()
+        for options in several
+        if name.startswith(prefix)
+    ],
+    ids=str,
+)
+def test_traced_layers_take_other_sizes(name, options, training):
+    """Also from a file, and with gradients; a normgrad operator computes them."""
+    arguments, shapes = TRACED[name]
+    layer = getattr(torch.nn, name)(*arguments, **options).double().train(training)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
+    ours = nt.convert(copy.deepcopy(layer))
+    traced = torch.jit.trace(ours, inputs[0].detach())
+    assert "normgrad::" in str(traced.inlined_graph)
+    # Tracing calls the layer several times, each an update of the running statistics.
+    layer.load_state_dict(traced.state_dict())
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    programs = [layer, traced, torch.jit.load(file)]
+    for x in inputs:
+        expected, *found = [
+            (y, torch.autograd.grad((y**3).sum(), x)[0], dict(program.named_buffers()))
+            for program in programs
+            for y in (program(x),)
+        ]
+        for values in found:
+            torch.testing.assert_close(values, expected)
 
 
 def test_make_fx():

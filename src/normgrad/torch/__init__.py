@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import functional, nn, ops
+from . import tracing as _tracing  # noqa: F401 - it defines operators
 from .adapting import register
 from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
 from .overriding import install, override, uninstall

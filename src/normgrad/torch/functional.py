@@ -193,6 +193,10 @@ def _norm(
             return _by(theirs, given, batches)
         if has_torch_function(tensors):
             return _by(partial(handle_torch_function, function, tensors), given, batches)
+        if _is_traced():
+            if batches is None:
+                return _recorded(function.__name__, *given)
+            return _recorded("cumulative_batch_norm", *given[:5], batches, choices[-1])
     if not takes(tensors, choices):
         return _by(theirs, given, batches)
     if converts:
@@ -261,6 +265,17 @@ def _exports_onnx() -> bool:
 
 
 _exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_traced() -> bool:
+    """Whether torch.jit.trace records the call."""
+    return torch._C._get_tracing_state() is not None and not _exports_onnx()
+
+
+def _recorded(name: str, *arguments: Any) -> Tensor:
+    """Call a function by its operator of :mod:`.tracing`, which a traced program then calls."""
+    output: Tensor = getattr(torch.ops.normgrad, name).default(*arguments)
+    return output
 
 
 def _is_ours(tensor: Any) -> bool:
@@ -530,6 +545,8 @@ def instance_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    if _is_traced():
+        return _recorded("instance_norm", *given)
     absent = running_mean is None and running_var is None
     fits = (
         isinstance(input, Tensor)
