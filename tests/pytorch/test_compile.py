@@ -199,6 +199,51 @@ def test_trace():
     torch.testing.assert_close(traced(x), layers(x))
 
 
+@pytest.mark.every_case
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("batch_norm", (None, None, None, None, 1)),
+        ("batch_norm", (None, None, None, None, True, None)),
+        ("batch_norm", (None, None, None, None, True, 0.1, "1")),
+        ("instance_norm", (None, None, None, None, 1)),
+        ("instance_norm", (None, None, None, None, True, None)),
+        ("group_norm", ("2",)),
+        ("layer_norm", (5,)),
+        ("layer_norm", ((5,), None, None, None)),
+        ("rms_norm", ("5",)),
+    ],
+)
+def test_what_pytorch_refuses_is_refused_while_tracing(name, options):
+    errors = []
+    for module in (torch.nn.functional, nt.functional):
+        call = getattr(module, name)
+        with pytest.raises((TypeError, RuntimeError)) as raised:
+            torch.jit.trace(lambda x, call=call: call(x, *options), torch.ones(2, 4, 5))
+        errors.append((raised.type, str(raised.value)))
+    assert errors[1] == errors[0]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["instance_norm", "layer_norm"])
+def test_classes_with_rules_see_pytorch_s_functions_while_tracing(name):
+    seen = []
+
+    class Handled(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    options = ((5,),) if name == "layer_norm" else ()
+    torch.jit.trace(
+        lambda x: getattr(nt.functional, name)(x.as_subclass(Handled), *options),
+        torch.ones(2, 4, 5),
+    )
+    assert getattr(torch.nn.functional, name) in seen
+
+
 #: Layers, and shapes of their inputs: the traced one first.
 TRACED = {
     "BatchNorm1d": ((6,), [(4, 6, 5), (2, 6, 8), (3, 6, 1)]),

@@ -193,7 +193,9 @@ def _norm(
             return _by(theirs, given, batches)
         if has_torch_function(tensors):
             return _by(partial(handle_torch_function, function, tensors), given, batches)
-        if _is_traced():
+        flags = 1 if running else 0
+        values = choices[flags:-1] if choices[-1] is None and norm is _RMS_NORM else choices[flags:]
+        if _is_traced(choices[:flags], values):
             if batches is None:
                 return _recorded(function.__name__, *given)
             return _recorded("cumulative_batch_norm", *given[:5], batches, choices[-1])
@@ -267,9 +269,17 @@ def _exports_onnx() -> bool:
 _exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _is_traced() -> bool:
-    """Whether torch.jit.trace records the call."""
-    return torch._C._get_tracing_state() is not None and not _exports_onnx()
+def _is_traced(flags: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether torch.jit.trace records the call, by an operator that takes these options.
+
+    The values are numbers or tuples of sizes. PyTorch's functions refuse, or take, other options.
+    """
+    return (
+        torch._C._get_tracing_state() is not None
+        and not _exports_onnx()
+        and all(isinstance(flag, bool) for flag in flags)
+        and all(value if isinstance(value, tuple) else _is_number(value) for value in values)
+    )
 
 
 def _recorded(name: str, *arguments: Any) -> Tensor:
@@ -545,7 +555,7 @@ def instance_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    if _is_traced():
+    if _is_traced((use_input_stats,), (momentum, eps)) and not has_torch_function(given[:5]):
         return _recorded("instance_norm", *given)
     absent = running_mean is None and running_var is None
     fits = (
