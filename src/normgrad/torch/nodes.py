@@ -277,7 +277,7 @@ class Forward(Node):
         # As in functional.py, compiled code asks the rest of ``unwatched``.
         if not (torch.is_grad_enabled() or is_dynamo_compiling() or forward_ad._current_level >= 0):
             found = native.answer(norm.gradient_plans, tensors, None, choices, True)
-            if found is None and unwatched() and plain(grad_out):
+            if found is None and unwatched() and plain(*tensors):
                 found = call(norm.gradient.operator, tensors, None, choices, read_next=True)
             if found is not None:
                 return None, *found
