@@ -1,5 +1,6 @@
 """Sessions for developers; `nox -l` lists them. CI runs the same commands without nox."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,15 +103,15 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 """
 
 
-#: What a wheel for a platform is for. Its libraries need the C library's memset, memcpy and abort.
+#: What a wheel for a platform is for: its object files need the C library's memset and memcpy.
 _TAG = "py3-none-manylinux_2_17_x86_64"
-#: What prints the levels of x86-64 that there are libraries for.
-_LEVELS = "from normgrad.backends.cpu.packaged import LEVELS; print(*LEVELS)"
+#: What prints the levels of x86-64 that there are kernels for.
+_LEVELS = "from normgrad.backends.cpu.target import LEVELS; print(*LEVELS)"
 _MOST_BYTES = 20_000_000
 
 
 def _with_kernels(session: nox.Session, wheel: Path) -> Path:
-    """A wheel for x86-64 beside a pure one: the same files, and the libraries of kernels."""
+    """A wheel for x86-64 beside a pure one: the same files and archives of kernels, no Numba."""
     session.install(str(wheel))
     work = Path(session.create_tmp()) / "unpacked"
     shutil.rmtree(work, ignore_errors=True)
@@ -118,15 +119,18 @@ def _with_kernels(session: nox.Session, wheel: Path) -> Path:
     (content,) = work.iterdir()
     folder = str(content / "normgrad/backends/cpu")
     for level in str(session.run("python", "-c", _LEVELS, silent=True)).split():
-        session.run("python", "-m", "normgrad.backends.cpu.linking", level, folder)
+        session.run("python", "-m", "normgrad.backends.cpu.packing", level, folder)
     (about,) = content.glob("*.dist-info/WHEEL")
     text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
     about.write_text(text.replace("Tag: py3-none-any", f"Tag: {_TAG}"))
+    (needs,) = content.glob("*.dist-info/METADATA")
+    numba = re.compile("^(Requires-Dist: )numba.*$", re.M)
+    text, count = numba.subn(r"\1llvmlite>=0.45", needs.read_text(), count=1)
+    if count != 1 or "extra == 'compile'" not in text.replace('"', "'"):
+        session.error(f"{needs.name} does not name Numba as expected")
+    needs.write_text(text)
     session.run("wheel", "pack", str(content), "--dest-dir", str(wheel.parent))
     (made,) = wheel.parent.glob(f"*-{_TAG}.whl")
-    shown = session.run("auditwheel", "show", str(made), silent=True)
-    if f'the following platform tag: "{_TAG.removeprefix("py3-none-")}"' not in str(shown):
-        session.error(f"{made.name}: {shown}")
     return made
 
 
@@ -147,7 +151,10 @@ def package(session: nox.Session) -> None:
         session.log(f"{archive.name}: {size:,} bytes")
         if size > _MOST_BYTES:
             session.error(f"{archive.name} has {size:,} bytes; allowed: {_MOST_BYTES:,}")
+        alone = "assert importlib.util.find_spec('numba') is None" if archive == platform else ""
         commands = [
+            ("pip", "install", "--quiet", str(archive)),
+            ("python", "-W", "error", "-c", f"import importlib.util; {alone}\n{_GRADIENT}"),
             ("pip", "install", "--quiet", f"{archive}[cli]"),
             ("normgrad", "--version"),
             ("python", "-W", "error", "-c", _GRADIENT),
@@ -165,9 +172,10 @@ def package(session: nox.Session) -> None:
             )
             commands += [
                 ("normgrad", "info"),
-                ("python", programs[0], "compare"),
                 ("pip", "install", "--quiet", "-r", torch),
                 ("python", programs[1]),
+                ("pip", "install", "--quiet", f"{archive}[compile]"),
+                ("python", programs[0], "compare"),
             ]
         _try(session, archive.name, commands)
 

@@ -36,7 +36,7 @@ def measured(convert: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-c", _STEP.format(convert=convert)],
-            env={**os.environ, "NUMBA_CACHE_DIR": folder},
+            env={**os.environ, "NORMGRAD_CACHE_DIR": folder},
             stdout=subprocess.PIPE,
             check=True,
         )

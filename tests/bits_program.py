@@ -3,7 +3,7 @@
     python bits_program.py LEVEL|compiled [FOLDER [KIND/DTYPE/LAYOUT...]]
     python bits_program.py compare
 
-FOLDER is the folder of the libraries, if not the package. Without cases, all dtypes, layouts and
+FOLDER is the folder of the archives, if not the package. Without cases, all dtypes, layouts and
 kinds of calls run. For a level that this machine lacks, no digests are printed. ``compare`` makes
 digests for all levels and for compiled kernels, and fails if they differ.
 """
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 import normgrad
-from normgrad.backends.cpu import packaged
+from normgrad.backends.cpu import store, target
 from normgrad.testing import FORWARD, GRADIENTS, LAYOUTS, Call, make
 from normgrad.testing.tensors import HALVES
 
@@ -40,10 +40,11 @@ def call_of(case: str) -> Call:
 
 
 def digests(level: str, folder: str = "", *cases: str) -> None:
-    packaged.LEVELS = () if level == "compiled" else (level,)
+    target.LEVELS = {} if level == "compiled" else {level: target.LEVELS[level]}
     if folder:
-        packaged.FOLDER = Path(folder)
-    if level != "compiled" and packaged.library() is None:
+        archive = str(Path(folder, store.file_of(level)))
+        store.file_of = lambda level: archive
+    if level != "compiled" and store.level() is None:
         print(ABSENT)
         return
     normgrad.set_num_threads(1)
@@ -52,20 +53,19 @@ def digests(level: str, folder: str = "", *cases: str) -> None:
         results = result if isinstance(result, tuple) else (result,)
         content = b"".join(each.tobytes() for each in results if each is not None)
         print(case, hashlib.sha256(content).hexdigest())
-    if level != "compiled":
-        assert "numba" not in sys.modules
+    assert "numba" not in sys.modules
 
 
 def compare() -> None:
     found = {}
-    for level in ("compiled", *packaged.LEVELS):
+    for level in ("compiled", *target.LEVELS):
         command = [sys.executable, __file__, level]
         found[level] = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
         if found[level] == ABSENT.encode() + b"\n":
             print(f"{level}: {ABSENT}")
             del found[level]
     if len(found) == 1:
-        sys.exit("no library can be used")
+        sys.exit("no archive can be used")
     if len(set(found.values())) > 1:
         sys.exit("kernels differ")
     print(f"{len(EVERYTHING)} calls have the same bits by kernels: {', '.join(found)}")

@@ -7,6 +7,7 @@ the same bounds. Tests marked ``cpu`` are about the CPU engine, or too large for
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from support import FULL, INTERPRETED, sampled
 # ignore interrupts, but tests of interrupts need them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Many tests compare all that a process writes, which may be the first to need some kernel.
+os.environ["NORMGRAD_QUIET"] = "1"
 
 #: The most cases of a test that run, if its cases differ only in numbers. An interpreter takes far
 #: longer than a compiled kernel. With NORMGRAD_FULL=1, all cases run.

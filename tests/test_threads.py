@@ -7,40 +7,41 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numba
 import pytest
 
 import normgrad as ng
 from normgrad import threads
+from normgrad.backends.cpu import teams
+from normgrad.machine import this_machine
 
-CORES = numba.config.NUMBA_NUM_THREADS
+CORES = this_machine().cores
 
 #: How many threads a call of some size really uses, after each of some statements, told by what
 #: makes its team.
 USED = """
 import sys
 first, *others = sys.argv[1:]
-import numpy as np, numba, normgrad as ng
+import numpy as np, normgrad as ng
 from normgrad.backends.cpu import teams
 exec(first)
 used = []
 team = teams._team
-def watched(functions, count):
-    used.append(numba.get_num_threads() if functions is None else count)
-    return team(functions, count)
+def watched(functions, count, *pool):
+    used.append(count)
+    return team(functions, count, *pool)
 teams._team = watched
 x = np.ones((16, 8, 64, 64), np.float32)
 for statement in ("", *others):
     exec(statement)
     used.clear()
     ng.batch_norm_backward(x, x, training=True)
-    print(ng.get_num_threads(), *(used or [1]), numba.get_num_threads())
+    print(ng.get_num_threads(), *(used or [1]))
 """
 
 
 def used(*statements: str, **environment: str) -> list[list[int]]:
-    """After each statement: the number asked for, the number used, and Numba's own afterwards."""
-    names = ("NORMGRAD_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+    """After each statement: the number asked for, and the number used."""
+    names = ("NORMGRAD_NUM_THREADS", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
         [sys.executable, "-c", USED, *(statements or [""])], env={**kept, **environment},
@@ -56,34 +57,29 @@ def _as_before():
 
 
 def test_all_cores_unless_someone_says_otherwise():
-    assert used() == [[CORES, CORES, CORES]]
+    assert used() == [[CORES, CORES]]
 
 
 def test_the_function_decides_first():
-    assert used("ng.set_num_threads(3)", NORMGRAD_NUM_THREADS="2", NUMBA_NUM_THREADS="4") == [
-        [3, 3, 4]
-    ]
+    assert used("ng.set_num_threads(3)", NORMGRAD_NUM_THREADS="2") == [[3, 3]]
     one, again = used("ng.set_num_threads(1)", "ng.set_num_threads(None)")
-    assert one[:2] == [1, 1]
-    assert again[:2] == [CORES, CORES]
+    assert one == [1, 1]
+    assert again == [CORES, CORES]
 
 
 def test_the_environment_decides_where_torch_is_not():
-    assert used(NORMGRAD_NUM_THREADS="3", NUMBA_NUM_THREADS="4") == [[3, 3, 4]]
-    assert used(NORMGRAD_NUM_THREADS="1")[0][:2] == [1, 1]
-    assert used("numba.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [[2, 2, 2]]
+    assert used(NORMGRAD_NUM_THREADS="3") == [[3, 3]]
+    assert used(NORMGRAD_NUM_THREADS="1") == [[1, 1]]
 
 
-def test_never_more_than_numba_has():
-    assert used("ng.set_num_threads(100)", NUMBA_NUM_THREADS="3") == [[3, 3, 3]]
+def test_never_more_than_there_is_room_for():
+    assert used("ng.set_num_threads(1000)") == [[1000, teams.MOST]]
 
 
 def test_torch_decides_where_it_is():
     pytest.importorskip("torch")
     statements = ("import torch; torch.set_num_threads(3)", "ng.set_num_threads(2)")
-    assert used(*statements, NUMBA_NUM_THREADS="4", NORMGRAD_NUM_THREADS="1") == [
-        [3, 3, 4], [2, 2, 4],
-    ]  # fmt: skip
+    assert used(*statements, NORMGRAD_NUM_THREADS="1") == [[3, 3], [2, 2]]
 
 
 #: The digest of results, here and in a forked child, and whether PyTorch's threads made them.
@@ -113,7 +109,7 @@ def test_pytorch_s_threads_do_the_same_and_are_left_alone_after_a_fork():
     torch = pytest.importorskip("torch")
     if not list((Path(torch.__file__).parent / "lib").glob("libgomp*")):
         pytest.skip("PyTorch without GNU's OpenMP")
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "3"}
+    environment = {**os.environ}
     found = {}
     for who in ("alone", "torch"):
         done = subprocess.run(
@@ -151,13 +147,13 @@ def test_a_wrong_environment_is_named(setting, monkeypatch):
         threads._from_environment()
 
 
-def test_the_number_is_known_without_numba():
+def test_numba_s_number_does_not_count():
     code = (
         "import sys, normgrad as ng; ng.set_num_threads(2); two = ng.get_num_threads();"
-        "ng.set_num_threads(None); print(two, ng.get_num_threads(), 'numba' in sys.modules)"
+        "ng.set_num_threads(None); print(two, ng.get_num_threads())"
     )
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "5", "NORMGRAD_NUM_THREADS": "4"}
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "NORMGRAD_NUM_THREADS": "4"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "2 4 False\n"
+    assert done.stdout == "2 4\n"

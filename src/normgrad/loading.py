@@ -6,7 +6,6 @@ import gc
 import logging  # noqa: F401 - see where the hooks are registered
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +27,6 @@ PATIENCE = 60.0
 #: The bytes of memory that must be free before anything is compiled, since LLVM ends the process
 #: when memory runs out. No kernel took more than 28 MiB to compile, or 5 to read from disk.
 ROOM = 64 << 20
-
-#: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
-#: address space.
-NUMBA = 256 << 20
 
 
 class KernelError(RuntimeError):
@@ -78,25 +73,36 @@ def leave_interrupts() -> None:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """A context in which modules are imported or kernels compiled.
+def exclusive() -> Iterator[None]:
+    """A context for one thread at a time, during which forks wait.
 
     Raises:
         RuntimeError: this process was forked while another thread was in such a context.
-        KeyboardInterrupt: at the end, if an interrupt came in the context.
     """
     if _lost:
         raise RuntimeError(
             "this process was forked while another thread was compiling kernels; allowed: a fork "
             "before or after that, or another start method, such as multiprocessing's 'spawn'"
         )
-    with LOADING, _interrupts_held():
+    with LOADING:
+        yield
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """A context in which modules are imported, or kernels compiled in this process.
+
+    Raises:
+        RuntimeError: as :func:`exclusive`.
+        KeyboardInterrupt: at the end, if an interrupt came in the context.
+    """
+    with exclusive(), _interrupts_held():
         yield
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """A context in which kernels are compiled, or read from disk.
+    """A context in which kernels are compiled in this process, or loaded.
 
     Raises:
         MemoryError: there is too little memory.
@@ -105,25 +111,6 @@ def compiling() -> Iterator[None]:
     memory.need("compiling kernels", ROOM)
     with loading(), _garbage_kept():
         yield
-
-
-def check_numba() -> None:
-    """Import Numba, and make sure that it compiles kernels.
-
-    Raises:
-        MemoryError: there is too little memory for the import.
-        KernelError: the environment tells Numba to compile nothing.
-    """
-    if "numba" not in sys.modules:  # an import that fails in the middle cannot be repeated
-        memory.need("importing Numba", NUMBA)
-    with loading():
-        import numba
-    setting = numba.config.DISABLE_JIT
-    if setting:
-        raise KernelError(
-            f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or "
-            "not set"
-        )
 
 
 @contextmanager

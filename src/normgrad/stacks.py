@@ -94,6 +94,22 @@ def with_room(work: Callable[[], _T]) -> _T:
 _starting = threading.Lock()
 
 
+def start(work: Callable[[], object], name: str) -> threading.Thread:
+    """Start a daemon thread with a large stack.
+
+    Raises:
+        RuntimeError: the system has no memory for it, or allows no more threads.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    with _starting:
+        before = threading.stack_size(_ENOUGH)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread
+
+
 def elsewhere(work: Callable[[], _T]) -> _T:
     """Do work on a new thread with a large stack; its result, or its exception.
 
@@ -108,13 +124,7 @@ def elsewhere(work: Callable[[], _T]) -> _T:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run, name="normgrad", daemon=True)
-    with _starting:
-        before = threading.stack_size(_ENOUGH)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
+    thread = start(run, "normgrad")
     try:
         thread.join()
     except BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
 
 from . import options
 from .machine import this_machine
@@ -19,13 +18,12 @@ _chosen: int | None = None
 def set_num_threads(count: int | None) -> None:
     """Set the number of threads that each call may use, in this process.
 
-    Results are bitwise the same for any number. No call uses more threads than Numba has, which is
-    the number of cores unless ``NUMBA_NUM_THREADS`` says otherwise when Numba is imported.
+    Results are bitwise the same for any number.
 
     Args:
         count: at least 1; or None for the default: PyTorch's number if PyTorch is imported
             (:func:`torch.set_num_threads`), else the environment variable ``NORMGRAD_NUM_THREADS``,
-            else Numba's number (:func:`numba.set_num_threads`).
+            else the number of cores that the process may use.
 
     Raises:
         TypeError: not an integer.
@@ -41,26 +39,12 @@ def set_num_threads(count: int | None) -> None:
 
 def get_num_threads() -> int:
     """The number of threads that the next call may use."""
-    wanted = wanted_threads()
-    if wanted is None:
-        numbas = getattr(sys.modules.get("numba"), "get_num_threads", None)
-        if numbas is not None:
-            try:
-                return int(numbas())
-            except ValueError:  # no threading layer of Numba is available
-                return 1
-        wanted = this_machine().cores
-    return min(wanted, most_threads())
-
-
-def wanted_threads() -> int | None:
-    """The number that the caller, PyTorch or the environment has set; None if none of them has."""
     if _chosen is not None:
         return _chosen
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return int(torch.get_num_threads())
-    return _from_environment()
+    return _from_environment() or this_machine().cores
 
 
 def _from_environment() -> int | None:
@@ -73,16 +57,3 @@ def _from_environment() -> int | None:
     if count < 1:
         raise SettingError(f"{VARIABLE}: {count}; allowed: a positive integer")
     return count
-
-
-def most_threads() -> int:
-    """The number of threads that Numba has, or will have when it is imported."""
-    # The attribute may be missing, since another thread may be importing Numba.
-    found = getattr(sys.modules.get("numba.core.config"), "NUMBA_NUM_THREADS", None)
-    return _most_from_environment() if found is None else int(found)
-
-
-@cache
-def _most_from_environment() -> int:
-    setting = os.environ.get("NUMBA_NUM_THREADS", "")
-    return int(setting) if setting.isdecimal() else this_machine().cores

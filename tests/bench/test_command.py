@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import normgrad.bench.results as files
+from normgrad import cache
 from normgrad.bench import startup
 from normgrad.bench.suite import IMAGES, Operator
 from normgrad.cli import bench
@@ -212,12 +213,9 @@ def test_startup(cli, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_start_is_measured(tmp_path):
+def test_a_start_is_measured():
     """One process, with whatever kernels there are."""
-    from normgrad.backends.cpu import kernels
-
-    folder = kernels.cache_folder()
-    found = startup._start(folder or tmp_path)
+    found = startup._start(cache.folder())
     assert set(found) == {
         *("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
     }

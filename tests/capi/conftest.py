@@ -53,10 +53,10 @@ def libraries(tmp_path_factory):
 
 
 def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.CompletedProcess[str]:
-    """Run a program with no other environment than ``env``."""
+    """Run a program with no other environment than ``env``, and without a line on compiling."""
     return subprocess.run(
         [str(word) for word in command],
-        env={} if env is None else env,
+        env={"NORMGRAD_QUIET": "1", **(env or {})},
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from importlib import metadata
 
-import numba
 import pytest
 
 import normgrad
+from normgrad import cache
+from normgrad.backends.cpu import store
 from normgrad.cli import info
 from normgrad.machine import this_machine
 from normgrad.operators.by_name import OPERATORS
@@ -36,7 +37,7 @@ def test_info(cli, monkeypatch):
     assert found["L2 cache"] == f"{machine.l2 / 2**20:g} MiB of one core"
     assert found["L3 cache"] == f"{machine.l3 / 2**20:g} MiB in all"
     assert found["threads"].startswith(f"{normgrad.get_num_threads()} (")
-    assert "workqueue" in found["threading layers"]
+    assert found["kept in"].startswith(str(cache.folder()))
     assert found["cpu"] == "usable"
     if not info.gpus():
         assert found["gpu"] == "none that CUDA's driver knows of"
@@ -98,7 +99,8 @@ def test_whether_gpus_are_used(monkeypatch):
 
 
 def test_whether_the_cpu_is_used(cli, monkeypatch):
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    monkeypatch.setattr(store, "level", lambda: None)
     result = cli("info")
     assert (result.exit_code, result.stderr) == (0, "")
     why = "NUMBA_DISABLE_JIT: 1, with which Numba compiles no kernels; allowed: 0, or not set"
@@ -114,8 +116,34 @@ def test_info_loads_no_pytorch():
 
 
 def test_where_kernels_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    assert dict(info.kernels_kept())[info.KEPT].startswith(str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    empty = f"{tmp_path} (0.0 MiB; `normgrad clean` empties it)"
+    assert dict(info.kernels_kept())[info.KEPT] == empty
+    cache.write(tmp_path / cache.KERNELS / "0" / "kernel.o", bytes(3 << 20))
+    assert dict(info.kernels_kept())[info.KEPT] == empty.replace("0.0", "3.0")
+    monkeypatch.setenv(cache.VARIABLE, "here")
+    assert dict(info.kernels_kept())[info.KEPT] == (
+        "NORMGRAD_CACHE_DIR: 'here'; allowed: the absolute path of a folder"
+    )
+
+
+def test_clean_removes_what_normgrad_keeps_and_no_more(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"")
+    cache.write(tmp_path / cache.KERNELS / "0" / "kernel.o", bytes(3 << 20))
+    cache.write(tmp_path / cache.GPU / "verdict.json", b"{}")
+    for size in ("3.0", "0.0"):
+        result = cli("clean")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.split() == ["removed", str(tmp_path), size, "MiB"]
+        assert [*tmp_path.iterdir()] == [mine]
+    monkeypatch.setenv(cache.VARIABLE, "here")
+    result = cli("clean")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "normgrad: NORMGRAD_CACHE_DIR: 'here'; allowed: the absolute path of a folder\n"
+    )
 
 
 def test_features():

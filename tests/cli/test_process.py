@@ -179,14 +179,14 @@ def test_interrupted_while_it_compiles(batch_norm, tmp_path):
     # A cache without kernels, so that there is something to interrupt.
     process = subprocess.Popen(
         [sys.executable, "-m", "normgrad.cli", "run", str(file), "-o", str(tmp_path / "out.npz")],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+        env={**os.environ, "NORMGRAD_CACHE_DIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Whoever runs the tests in the background of a shell has them ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     started = time.monotonic()
-    while not any(folder.iterdir()) and time.monotonic() - started < 60:
+    while not any(folder.rglob("*.o")) and time.monotonic() - started < 60:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

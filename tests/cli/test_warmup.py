@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from normgrad import dtypes
-from normgrad.backends.cpu import kernels, packaged, processes, units
-from normgrad.cli import typical, warmup
-from normgrad.machine import Machine
+from normgrad import cache, dtypes
+from normgrad.backends.cpu import processes, store, units
+from normgrad.cli import typical
 from normgrad.operators.by_name import PLANNED
 
 
@@ -25,56 +24,79 @@ def named(programs):
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """What would be compiled; all of it counts as on disk."""
+def compiled(monkeypatch, tmp_path):
+    """What is compiled, to bytes that are no object file, for an empty cache folder."""
     names = []
 
-    def is_kept(unit):
-        names.append(unit)
-        return True
+    def compile_them(units, count, tick):
+        for unit in units:
+            tick()
+            names.append(unit)
+            yield unit, b"machine code"
 
-    monkeypatch.setattr(kernels, "is_kept", is_kept)
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(processes, "compiled", compile_them)
+    monkeypatch.setattr(store, "level", lambda: None)
     return names
 
 
-def test_it_goes_through_everything(cli, compiled):
+def test_it_goes_through_everything(cli, compiled, tmp_path):
     result = cli("warmup")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert compiled == kernels.usable()
+    assert compiled == units.every()
     assert f"{len(compiled)}, in " in result.stdout
+    assert len([*tmp_path.rglob("*.o")]) == len(compiled)
 
 
-def test_what_the_package_brings_is_not_compiled(cli, compiled, monkeypatch):
-    monkeypatch.setattr(packaged, "address", lambda unit: None if unit == units.NUMBA else 1)
-    monkeypatch.setattr(packaged, "library", lambda: ("x86-64-v4", None))
+def test_what_is_at_hand_is_not_compiled(cli, compiled, monkeypatch):
+    assert cli("warmup", "--dtype", "float32").exit_code == 0
+    some = set(compiled)
+    compiled.clear()
     result = cli("warmup")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert compiled == [unit for unit in kernels.usable() if unit == units.NUMBA]
+    assert set(compiled) == set(units.every()) - some
+    compiled.clear()
+    monkeypatch.setattr(store, "level", lambda: "x86-64-v4")
+    monkeypatch.setattr(store, "find", lambda units: dict.fromkeys(units, b"brought"))
+    result = cli("warmup")
+    assert (result.exit_code, result.stderr, compiled) == (0, "", [])
     assert re.search("come from +the package, for x86-64-v4", result.stdout)
 
 
-def test_without_a_folder_it_says_so(cli, monkeypatch):
-    monkeypatch.setattr(kernels, "cache_folder", lambda: None)
+def test_without_a_folder_it_says_so(cli, compiled, monkeypatch, tmp_path):
+    (tmp_path / "cache").write_bytes(b"")
     result = cli("warmup")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "warmup: no folder for compiled kernels can be written" in result.stderr
+    folder = tmp_path / "cache"
+    assert result.stderr == (
+        f"normgrad: warmup: no kernel can be kept in {folder} (Not a directory)\n"
+    )
 
 
 def test_everything_is_every_kernel_a_program_can_name():
-    names = [*kernels.SOURCES]
+    names = units.every()
     # Rows have six operations and three along them, columns seven, for four dtypes; moments have
     # one for half data; gradients and the forward pass along rows have one for all but float64;
-    # what moves tiles has one for ten pairs of dtypes; and there are the driver, the way to it, two
-    # kinds of threads, tasks, those in tiles, seven units of arithmetic, and that for GPUs.
-    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 2 * 3 + 10 + 2 + 2 + 2 + 7 + 1
+    # what moves tiles has one for ten pairs of dtypes; and there are the driver, the way to it,
+    # three for threads, tasks, those in tiles, seven units of arithmetic, and that for GPUs.
+    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 2 * 3 + 10 + 2 + 3 + 2 + 7 + 1
     of_cpus = named(typical.programs([*PLANNED], dtypes.FLOATS, typical.LAYOUTS))
     assert of_cpus == set(names) - {"launch"}
+
+
+def test_every_unit_has_a_source():
+    from normgrad.backends.cpu import compiler
+
+    assert set(compiler.SOURCES) == set(units.every())
 
 
 # What is asked for
 
 #: What every program takes that is for several threads.
-ALWAYS = ("driver", "entry", "threads of OpenMP", "threads of Numba", "tasks")
+ALWAYS = (
+    *("driver", "entry", "threads of OpenMP", "start of worker threads", "worker thread"),
+    "tasks",
+)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +122,11 @@ def test_options_narrow_it(cli, compiled, options, expected):
 
 
 def test_options_can_be_given_again(cli, compiled):
+    assert cli("warmup", "--dtype", "float32").exit_code == 0
+    one = list(compiled)
     assert cli("warmup", "--dtype", "float32", "--dtype", "float64").exit_code == 0
     both = list(compiled)
-    compiled.clear()
-    assert cli("warmup", "--dtype", "float32").exit_code == 0
-    assert set(compiled) < set(both)
+    assert set(one) < set(both)
     assert not [name for name in both if "float16" in name]
     assert "tiles of float64 from float32" in both
 
@@ -141,69 +163,18 @@ def test_typical_calls_stand_for_all_of_their_kind(seed):
 # Processes
 
 
-#: What compiles fast.
-FEW = ("threads of OpenMP", "arithmetic: count", "arithmetic: constant", "arithmetic: weights")
-
-
-def kept(folder):
-    return [path for path in folder.rglob("*.nbc") if path.stat().st_size]
-
-
-def test_processes_leave_kernels_on_disk(monkeypatch, tmp_path):
-    """And where one of them fails, the other goes on."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    done = list(processes.compiled([*FEW, "driver of nobody's"], 2))
-    assert {*done} == {*FEW}
-    assert len(kept(tmp_path)) == len(FEW)
-
-
-@pytest.fixture
-def not_kept(monkeypatch):
-    """What is compiled here, of units that are not on disk if their names are numbers."""
-    done = []
-
-    def compile_it(unit):
-        if unit.isdecimal():
-            done.append(unit)
-
-    monkeypatch.setattr(kernels, "compiled", compile_it)
-    monkeypatch.setattr(kernels, "is_kept", lambda unit: not unit.isdecimal())
-    return done
-
-
-@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
-def test_what_processes_fail_to_do_is_done_here(monkeypatch, not_kept, executable):
-    """There it fails too, if it fails at all, and says why."""
-    monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=2))
-    units = [str(number) for number in range(2 * processes.UNITS)]
-    warmup._compile(units, lambda *arguments: None)
-    assert not_kept == units
-
-
-@pytest.mark.parametrize(("cores", "missing"), [(1, 90), (64, 2 * processes.UNITS - 1), (64, 0)])
-def test_none_is_started_for_little(monkeypatch, not_kept, cores, missing):
-    monkeypatch.setattr(processes, "compiled", lambda *arguments: pytest.fail("processes"))
-    monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=cores))
-    named = []
-    units = [*map(str, range(missing)), "kept"]
-    warmup._compile(units, lambda name, step=1: named.append(name) if step else None)
-    assert sorted(named) == sorted(units)
-    assert len(not_kept) == missing
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at the system's processes")
 def test_an_interrupt_ends_all_processes(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "normgrad.cli", "warmup"],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        env={**os.environ, cache.VARIABLE: str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Whoever runs the tests in the background of a shell has them ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     started = time.monotonic()
-    while not kept(tmp_path) and time.monotonic() - started < 60:
+    while not any(tmp_path.rglob("*.o")) and time.monotonic() - started < 60:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

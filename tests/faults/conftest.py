@@ -22,7 +22,7 @@ def environment(**more: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("NORMGRAD_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+        if name not in ("NORMGRAD_NUM_THREADS", "OMP_NUM_THREADS")
     }
     paths = [str(TESTS / "faults"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}

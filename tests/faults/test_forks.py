@@ -78,10 +78,10 @@ def test_forks_while_other_threads_compute(imports):
 
 
 WHILE_ANOTHER_COMPILES = """
-from normgrad.backends.cpu import kernels, units
+from normgrad.backends.cpu import store, units
 def compile():
     for code in (0, 3):
-        kernels.compiled(units.kernel("rows", "sums", code))
+        store.addresses([units.kernel("rows", "sums", code)])
 thread = threading.Thread(target=compile)
 thread.start()
 statuses, forks = set(), 0
@@ -100,7 +100,7 @@ print(statuses, forks > 0)
 @pytest.mark.full
 def test_forks_while_another_thread_compiles(tmp_path):
     """A fork waits for the kernel that is being compiled, so that the child can compile too."""
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = {"NORMGRAD_CACHE_DIR": str(tmp_path)}
     done = python(PROGRAM.format(imports="") + WHILE_ANOTHER_COMPILES, **environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{0} True\n", "")
 

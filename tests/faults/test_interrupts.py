@@ -75,8 +75,8 @@ print(interrupts, mean, ng.batch_norm_stats(x, eps=1e-5).mean)
 
 @pytest.mark.full
 def test_a_first_call(tmp_path):
-    """While Numba is imported and kernels are compiled; no interrupt is lost with a complaint."""
-    done = python(START + FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path))
+    """While kernels are compiled; no interrupt is lost with a complaint."""
+    done = python(START + FIRST_CALL, NORMGRAD_CACHE_DIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     interrupts, _, means = done.stdout.partition(" ")
     # Two that came during one kernel are one.

@@ -2,127 +2,49 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
-from pathlib import Path
 
-import numba
 import pytest
 
-from normgrad.backends.cpu import disk, kernels, packaged, units
+from normgrad.cache import VARIABLE
 
 from .conftest import TIMEOUT, command, environment, python
 
 pytestmark = pytest.mark.cpu
 
-CALL = """
-import sys, numpy as np, normgrad
-for dtype in sys.argv[1:]:
-    x = np.arange(24, dtype=dtype).reshape(2, 3, 4)
-    print(normgrad.batch_norm_backward(x, x, training=True).grad_bias)
-"""
-RIGHT = "[ 60.  92. 124.]\n"
-
-
-def call(folder, *dtypes):
-    done = python(CALL, *dtypes, NUMBA_CACHE_DIR=str(folder))
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def flipped(content):
-    return content[:60] + bytes([content[60] ^ 1]) + content[61:]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: bytes(len(content)),
-        lambda content: content[: len(content) // 2],
-        lambda content: content + b"more",
-        lambda content: b"",
-        lambda content: b"\x80\x04garbage",
-        flipped,
-    ],
-    ids=["zeros", "halved", "longer", "empty", "garbage", "flipped"],
-)
-def test_a_file_that_is_damaged_is_none(tmp_path, damage):
-    files, key = disk._Files(str(tmp_path), "kernel"), ("signature", "cpu", "hash")
-    files.save(key, ["machine code"] * 9)
-    assert files.load(key) == ["machine code"] * 9
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(damage(path.read_bytes()))
-    assert files.load(key) is None
-    files.save(key, "mended")
-    assert files.load(key) == "mended"
-
-
-def test_kernels_of_another_numba(monkeypatch):
-    """They are not loaded: the digest that a file begins with is another."""
-    ours = disk.sources()
-    assert disk.sources.__wrapped__() == ours
-    monkeypatch.setattr(numba, "__version__", "0.0")
-    assert disk.sources.__wrapped__() != ours
-
-
-def test_every_signature_has_a_file_of_its_own(tmp_path, monkeypatch):
-    files = disk._Files(str(tmp_path), "kernel")
-    keys = [
-        (source.signature, ("x86", "znver4", "+avx"), ("hash",))
-        for source in (kernels.SOURCES[units.kernel("rows", "sums", code)] for code in range(4))
-    ]
-    for key in keys:
-        files.save(key, str(key))
-    assert [files.load(key) for key in keys] == [str(key) for key in keys]
-    assert len(list(tmp_path.iterdir())) == 4
-    assert files.load((*keys[0][:2], ("another hash",))) is None
-    monkeypatch.setattr(disk, "sources", lambda: "others")
-    assert files.load(keys[0]) is None
-
-
-def test_a_folder_that_is_a_file(tmp_path):
-    """Numba finds another folder."""
-    file = tmp_path / "file"
-    file.write_bytes(b"")
-    assert call(file, "float32") == RIGHT
-    assert file.read_bytes() == b""
-
-
-def test_the_digest_is_of_all_that_kernels_have_constants_from():
-    """What the files of compiled code import from above their folder."""
-    imports = re.compile(r"^from \.\.\. import (.+)$|^from \.\.\.(\w+) import", re.M)
-    found = set()
-    for path in Path(disk.__file__).parent.glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if re.search("^@(helper|instruction|by_types|passed)", text, re.M):
-            for modules, module in imports.findall(text):
-                names = modules.split(", ") if modules else [module]
-                found |= {name.partition(" as ")[0] for name in names}
-    assert {"native", "pages", "memory"} < found
-    assert {f"{name}.py" for name in found} <= set(packaged._SHARED)
-
-
-#: What is said where a kernel cannot be kept.
+#: Prints warnings, and whether a unit that compiles fast has an address.
 ONE_KERNEL = """
 import warnings
-from normgrad.backends.cpu import units
+from normgrad.backends.cpu import store, units
 warnings.simplefilter("always", RuntimeWarning)
 warnings.showwarning = lambda message, *rest: print(message)
 {before}
-print(units.address(units.OPENMP) != 0)
+for unit in (units.OPENMP, units.DRIVER):
+    print(store.addresses([unit])[unit] != 0)
 """
-WARNING = (
-    "compiled kernels cannot be kept on disk ({}); each process compiles them again. Set "
-    "NUMBA_CACHE_DIR to a folder that can be written."
-)
 
 
-def test_nowhere_to_keep_them():
-    before = "from numba.core import caching; caching.CacheImpl._locator_classes = []"
-    done = python(ONE_KERNEL.format(before=before))
+def warning(folder, why):
+    return (
+        f"compiled kernels cannot be kept in {folder} ({why}); each process compiles them again. "
+        f"Set {VARIABLE} to a folder that can be written."
+    )
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    """One warning, and kernels in memory."""
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    done = python(ONE_KERNEL.format(before=""), **{VARIABLE: str(file)})
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [WARNING.format("no folder can be written"), "True"]
+    why = f"[Errno 20] Not a directory: '{file}/kernels'"
+    first, *rest = done.stdout.splitlines()
+    assert first.replace(first[first.find("/kernels/") :].split("'")[0], "/kernels") == warning(
+        file, why
+    )
+    assert rest == ["True", "True"]
+    assert file.read_bytes() == b""
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="has no limits of files' sizes")
@@ -132,33 +54,37 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 """
-    done = python(ONE_KERNEL.format(before=full), NUMBA_CACHE_DIR=str(tmp_path))
+    done = python(ONE_KERNEL.format(before=full), **{VARIABLE: str(tmp_path)})
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [WARNING.format("[Errno 27] File too large"), "True"]
+    expected = [warning(tmp_path, "[Errno 27] File too large"), "True", "True"]
+    assert done.stdout.splitlines() == expected
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 KERNELS = """
 import sys
-from normgrad.backends.cpu import kernels, units
-for code in sys.argv[1:]:
-    kernel = kernels.compiled(units.kernel("rows", "sums", int(code)))
-    print(code, "from disk" if kernel.cache_hits else "compiled")
+from normgrad.backends.cpu import store, units
+store.LONG = 60.0
+kernels = [units.kernel("rows", "apply", int(code)) for code in sys.argv[1:]]
+found = store.find(kernels)
+store.addresses(kernels)
+for code, unit in zip(sys.argv[1:], kernels):
+    print(code, "from disk" if unit in found else "compiled")
 """
 
 
 def kernels_from(folder):
-    done = python(KERNELS, 0, 3, NUMBA_CACHE_DIR=str(folder))
+    done = python(KERNELS, 0, 3, **{VARIABLE: str(folder)})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
 
 @pytest.mark.full
 def test_two_processes_at_once_and_files_that_are_exchanged(tmp_path):
-    """Numba's own index could give the kernel of one dtype for another's, and compute with it."""
+    """No kernel is taken for another's."""
     running = [
         subprocess.Popen(
-            command(KERNELS, *order), env=environment(NUMBA_CACHE_DIR=str(tmp_path)),
+            command(KERNELS, *order), env=environment(**{VARIABLE: str(tmp_path)}),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for order in ((0, 3), (3, 0))

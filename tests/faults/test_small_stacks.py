@@ -61,7 +61,7 @@ def test_openmp_s_threads_with_small_stacks(framework, size):
     if framework == "torch":
         pytest.importorskip("torch")
     code = f"{CALLS}first = digest()\nng.set_num_threads(1)\nprint(digest() == first)"
-    done = python(code, framework, OMP_STACKSIZE=size, NUMBA_NUM_THREADS="2")
+    done = python(code, framework, OMP_STACKSIZE=size)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 

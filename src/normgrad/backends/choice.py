@@ -8,12 +8,14 @@ tested without a GPU. It is read when a plan is made.
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .. import devices
-from ..loading import check_numba, loading
+from .. import devices, memory
+from ..loading import loading
 from ..machine import this_machine
 from ..settings import SettingError
 from .cpu import program as cpu
@@ -29,8 +31,25 @@ if TYPE_CHECKING:
 #: "triton".
 VARIABLE = "NORMGRAD_BACKEND"
 
+#: The bytes of memory that must be free before llvmlite is imported: the import took 157 MiB of
+#: address space.
+_LLVMLITE = 192 << 20
+
 #: The environment variable that makes Triton interpret its kernels; the name is Triton's.
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
+
+
+def _runtime() -> ModuleType:
+    """The module that loads and runs machine code.
+
+    Raises:
+        MemoryError: there is too little memory to import llvmlite.
+    """
+    if "llvmlite" not in sys.modules:  # an import that fails in the middle cannot be repeated
+        memory.need("importing llvmlite", _LLVMLITE)
+    with loading():
+        from .cpu import runtime
+    return runtime
 
 
 class _Cpu:
@@ -43,9 +62,8 @@ class _Cpu:
         return bool(program.steps)
 
     def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> cpu_runtime.Runner:
-        with loading():
-            from .cpu.runtime import Runner
-        return Runner(program, inputs, outputs)
+        runner: cpu_runtime.Runner = _runtime().Runner(program, inputs, outputs)
+        return runner
 
 
 class _Triton:
@@ -70,11 +88,10 @@ class _Triton:
         self, program: triton.Program, inputs: Places, outputs: Places
     ) -> triton_runtime.Runner:
         with loading():
-            from .cpu.runtime import launch
             from .triton import runtime, selfcheck
         if not self._checked:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
-        return runtime.Runner(program, self._index, inputs, outputs, launch())
+        return runtime.Runner(program, self._index, inputs, outputs, _runtime().launch())
 
 
 #: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says
@@ -115,7 +132,7 @@ def check() -> None:
 
     Raises:
         SettingError: the environment asks for a backend that is unknown or not available.
-        KernelError: the environment tells Numba to compile nothing.
+        KernelError: there are no kernels for this processor, and nothing can compile them.
     """
     if of(devices.CPU) is _CPU:
-        check_numba()
+        _runtime().store.check()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..backends.cpu import packaged
+from .. import cache as folders
 
 #: The numbers of processes without and with kernels on disk; compiling takes seconds.
 COLD_RUNS, WARM_RUNS = 3, 7
@@ -38,8 +38,8 @@ spans = zip((start, numpy, *times[:2]), (numpy, imported, *times[1:]))
 print(json.dumps([1e3 * (end - begin) for begin, end in spans]))
 """
 #: The columns, in milliseconds, medians over the processes: from Python's start to its end,
-#: ``import numpy``, ``import normgrad`` after it, the first call, including Numba's import, and
-#: the second call.
+#: ``import numpy``, ``import normgrad`` after it, the first call, which loads or compiles
+#: kernels, and the second call.
 TIMES = ("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
 
 
@@ -47,7 +47,7 @@ def _start(cache: Path) -> dict[str, float]:
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", _CHILD],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        env={**os.environ, folders.VARIABLE: str(cache)},
         capture_output=True,
         text=True,
         check=False,
@@ -62,7 +62,7 @@ def _start(cache: Path) -> dict[str, float]:
 def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, Any]]:
     """Time ``cold`` processes, each with an empty kernel folder, then ``warm`` with a full one.
 
-    If the package contains kernels, only the code that starts Numba's threads is compiled.
+    If the package contains kernels, nothing is compiled.
     ``tick`` is called after each process.
 
     Returns:
@@ -72,7 +72,9 @@ def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, 
     Raises:
         RuntimeError: a process failed.
     """
-    brought = packaged.library() is not None
+    from ..backends.cpu import store
+
+    brought = store.level() is not None
     folders = [("packaged" if brought else "from disk", "0")] * warm
     if not brought:
         folders = [*(("compiled", str(index)) for index in range(cold)), *folders]

@@ -9,6 +9,7 @@ import typer
 
 import normgrad
 
+from .. import cache
 from ..operators.by_name import OPERATORS, choices_of
 from . import FAILED, aclnn, bench, capi, files, info, outputs, run, say, show, verify, warmup
 
@@ -153,6 +154,17 @@ def _run(
 def _info() -> None:
     """Show the versions, the CPU and GPUs, and what the kernels make of them."""
     show.table(info.gather())
+
+
+@app.command("clean")
+def _clean() -> None:
+    """Remove compiled kernels, and what else is kept in the cache folder; info shows it."""
+    size = cache.size()
+    try:
+        cache.clean()
+    except OSError as error:
+        raise files.InputError(str(cache.folder()), f"cannot be emptied ({error})") from None
+    show.table([("removed", [(str(cache.folder()), f"{size / 2**20:.1f} MiB")])])
 
 
 app.command("bench")(bench.bench)

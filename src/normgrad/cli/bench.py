@@ -15,7 +15,6 @@ from ..bench import picture, report, results, startup, suite, timing
 from ..bench.results import Measured, Results
 from ..bench.suite import Case
 from ..machine import this_machine
-from ..threads import most_threads
 from . import info, lack, show
 from .files import InputError, blaming, one_of
 from .outputs import UNCHANGED, reported
@@ -182,7 +181,7 @@ def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
 
 
 def _counts(threads: str | None) -> tuple[int, ...]:
-    most = min(this_machine().cores, most_threads())
+    most = this_machine().cores
     if threads is None:
         return tuple(dict.fromkeys((1, most)))
     words = [word.strip() for word in threads.split(",")]

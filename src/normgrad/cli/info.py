@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import normgrad
 
-from .. import devices, threads
+from .. import cache, devices, threads
 from ..backends import choice
-from ..backends.cpu import packaged
 from ..bench.results import NOT_INSTALLED, version
 from ..loading import KernelError
 from ..machine import this_machine
@@ -33,9 +31,6 @@ FEATURES = (
 KEPT = "kept in"
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
-
-#: The modules of Numba's threading layers, in the order in which Numba tries these.
-_LAYERS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -70,37 +65,25 @@ def _cpu() -> Rows:
     )
 
 
-def _layers() -> str:
-    usable = []
-    for layer, module in _LAYERS.items():
-        with suppress(ImportError):
-            importlib.import_module(f"numba.np.ufunc.{module}")
-            usable.append(layer)
-    return ", ".join(usable) or "none"
-
-
 def kernels_kept() -> Rows:
     """The source of kernels, which is the package or compilation, and the compiled ones' folder."""
-    from ..backends.cpu import kernels
+    from ..backends.cpu import store
 
-    found = packaged.library()
-    source = "compiling, once" if found is None else f"the package, for {found[0]}"
-    folder = kernels.cache_folder() or "none that can be written; set NUMBA_CACHE_DIR to one"
-    return (("come from", source), (KEPT, folder))
+    level = store.level()
+    source = "compiling, once" if level is None else f"the package, for {level}"
+    try:
+        kept = f"{cache.folder()} ({cache.size() / 2**20:.1f} MiB; `normgrad clean` empties it)"
+    except SettingError as error:
+        kept = str(error)
+    return (("come from", source), (KEPT, kept))
 
 
 def _kernels() -> Rows:
-    import numba  # noqa: F401 - its number of threads counts
-
     try:
         count = str(threads.get_num_threads())
     except SettingError:  # the backend's row shows the error
         count = "none"
-    return (
-        ("threads", f"{count} ({threads.VARIABLE} sets them)"),
-        ("threading layers", f"{_layers()} (usable, the first is taken)"),
-        *kernels_kept(),
-    )
+    return (("threads", f"{count} ({threads.VARIABLE} sets them)"), *kernels_kept())
 
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:
@@ -134,10 +117,10 @@ def check_settings() -> None:
 
     Raises:
         SettingError: an environment variable has a value that is not allowed.
-        KernelError: a setting stops Numba from compiling.
+        KernelError: there are no kernels for this processor, and nothing can compile them.
     """
     choice.check()
-    threads.wanted_threads()
+    threads.get_num_threads()
 
 
 def _verdict(reason: str | None) -> str:

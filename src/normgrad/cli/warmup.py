@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .. import dtypes
-from ..loading import check_numba
-from ..machine import this_machine
+from .. import cache, dtypes
 from ..operators.by_name import PLANNED
 from . import info, show, typical
 from .files import InputError, one_of
@@ -39,9 +35,9 @@ def warmup(
 ) -> None:
     """Compile kernels now, so that no first call has to.
 
-    As many processes compile as there are cores: all kernels take two of them some 25 seconds,
-    and less than one where they are on disk. What the package brings for this processor is not
-    compiled. Options can be given several times; without any, everything is compiled.
+    As many processes compile as there are cores. What is compiled already, or what the package
+    brings for this processor, is not compiled again. Options can be given several times; without
+    any, everything is compiled.
     """
     for option, given, allowed in (
         ("--operator", operator, PLANNED),
@@ -50,47 +46,31 @@ def warmup(
     ):
         for name in given or ():
             one_of(option, name, allowed)
-    check_numba()
-    from ..backends.cpu import disk, kernels, packaged
-    from ..backends.cpu.units import needed
+    from ..backends.cpu import store
+    from ..backends.cpu.units import every, needed
 
-    if kernels.cache_folder() is None:
-        raise InputError(
-            "warmup", "no folder for compiled kernels can be written; set NUMBA_CACHE_DIR to one"
-        )
-    units = kernels.usable()
+    units = every()
     if operator or dtype or layout:
         kinds = [dtypes.BY_NAME[name] for name in dtype or _DTYPES]
         programs = typical.programs(operator or tuple(PLANNED), kinds, layout or typical.LAYOUTS)
         wanted = {unit for program in programs for unit in needed(program)}
         units = [unit for unit in units if unit in wanted]
-    rest = [unit for unit in units if packaged.address(unit) is None]
     start = time.perf_counter()
-    disk.beforehand()
+    found = store.find(units)
+    rest = [unit for unit in units if unit not in found]
     with show.progress(len(rest)) as advance:
-        _compile(rest, advance)
+        compiled = store.compiled(rest, lambda unit: advance(unit) if unit else None)
+        for unit, content in compiled if rest else ():
+            _keep(unit, content)
     ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
     show.table([("kernels", (ready, *info.kernels_kept()))])
 
 
-def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
-    """Compile the kernels that are not on disk, in separate processes if there are many."""
-    from ..backends.cpu import kernels, processes
+def _keep(unit: str, content: bytes) -> None:
+    from ..backends.cpu import store
 
-    rest = []
-    for unit in units:
-        if kernels.is_kept(unit):
-            advance(unit)
-        else:
-            rest.append(unit)
-    count = min(this_machine().cores, len(rest) // processes.UNITS)
-    if count > 1:
-        advance(f"starting {count} processes", 0)
-        with closing(processes.compiled(rest, count)) as done:
-            for unit in done:
-                advance(unit)
-                rest.remove(unit)
-    for unit in rest:
-        advance(unit, 0)
-        kernels.compiled(unit)
-        advance(unit)
+    try:
+        store.keep(unit, content)
+    except OSError as error:
+        what = f"no kernel can be kept in {cache.folder()} ({error.strerror or error})"
+        raise InputError("warmup", what) from None

@@ -13,7 +13,6 @@ from pathlib import Path
 from unittest import mock
 
 import ml_dtypes
-import numba
 import numpy as np
 import pytest
 import support
@@ -22,7 +21,7 @@ from support import OPERATORS, bits, cut_finely, make, run, shared_by_threads
 
 import normgrad as ng
 from normgrad import dtypes, plans
-from normgrad.backends.cpu import access, disk, kernels, program, units
+from normgrad.backends.cpu import access, compiler, program, units
 from normgrad.machine import Machine
 from normgrad.memory import LINE
 from normgrad.testing import FORWARD, GRADIENTS
@@ -33,10 +32,9 @@ CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
 
 
 def assembly(pattern: str, operation: str, code: int) -> str:
-    """A kernel's machine code; compiled anew, as a cached one shows none."""
-    function = kernels.c_function(units.kernel(pattern, operation, code))
-    function.compile()
-    return function._library.get_asm_str()
+    """A kernel's machine code, which is compiled anew."""
+    module = compiler.module_of(units.kernel(pattern, operation, code))
+    return str(compiler.machine_for(module).emit_assembly(module))
 
 
 #: Whose machine code is read where not all tests run: each dtype's, of one pattern.
@@ -142,7 +140,7 @@ def test_any_number_of_threads_gives_the_same_bits(kind, layout):
     results = []
     try:
         with shared_by_threads():
-            for threads in (1, 2, numba.config.NUMBA_NUM_THREADS):
+            for threads in (1, 2, 3):
                 ng.set_num_threads(threads)
                 results += [bits(case.call()) for _ in range(3)]
     finally:
@@ -171,12 +169,10 @@ def test_many_threads_in_other_processes_give_the_same_bits():
     digests = {
         subprocess.run(
             [sys.executable, "-c", code, tests],
-            env={**os.environ, "NUMBA_NUM_THREADS": str(threads), **extra},
+            env={**os.environ, "NORMGRAD_NUM_THREADS": str(threads)},
             capture_output=True, text=True, check=True,
         ).stdout
-        for threads, extra in (
-            (1, {}), (2, {}), (7, {}), (3, {"NUMBA_THREADING_LAYER": "workqueue"}),
-        )
+        for threads in (1, 2, 7)
     }  # fmt: skip
     assert len(digests) == 1
     assert len(digests.pop()) == 65
@@ -212,7 +208,7 @@ def _in_child(connection):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_calls_after_fork():
-    """OpenMP's threads are gone in the child; it computes with one, and the same bits."""
+    """Other threads are gone in the child; it computes with one, and the same bits."""
     expected = bits(make("train", (4, 8, 64, 64)).call())
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -226,12 +222,13 @@ def test_calls_after_fork():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
 def test_calls_after_fork_where_others_started_the_threads():
-    """Numba's threads run after a question about their number, or a function of the user's."""
+    """Worker threads run for a call of another thread's, and are gone in the child."""
     code = (
-        "import os, sys, numba, numpy as np, normgrad as ng\n"
+        "import os, sys, threading, numpy as np, normgrad as ng\n"
         "x = np.ones((16, 8, 64, 64), np.float32)\n"
-        "numba.set_num_threads(1); ng.batch_norm_backward(x, x, training=True)\n"
-        "numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)\n"
+        "ng.set_num_threads(3)\n"
+        "thread = threading.Thread(target=ng.batch_norm_stats, args=(x,))\n"
+        "thread.start(); thread.join()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    ng.batch_norm_backward(x, x, training=True); os._exit(7)\n"
@@ -301,22 +298,6 @@ def test_more_than_2_to_the_31_elements():
     np.testing.assert_array_equal(result.sum_dy, [m, m])
     np.testing.assert_array_equal(result.sum_dy_xmu, [m * 0.5, m * 2.0])
     np.testing.assert_array_equal(result.grad_weight, [m, m * 2.0])
-
-
-def test_kernels_are_kept_and_found_again(monkeypatch):
-    case = make("train", (3, 4, 5))
-    case.call()
-    unit = units.kernel("rows", "sums", 0)
-    kernel = kernels.compiled(unit)
-    again = kernels.compiled_anew(unit)
-    assert again.cache_hits == 1
-    assert again.address != 0
-    # ... until a source changes.
-    kept = disk.KernelCache(kernels.SOURCES[unit].function)
-    where = kernel._sig, kernel._targetdescr.target_context
-    assert kept.load_overload(*where) is not None
-    monkeypatch.setattr(disk, "sources", lambda: "changed")
-    assert kept.load_overload(*where) is None
 
 
 def test_plans_are_pure(monkeypatch):

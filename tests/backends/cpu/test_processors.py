@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from llvmlite import binding as llvm
 
+from normgrad import cache
+
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's processors are compared"),
@@ -34,7 +36,7 @@ def run(processor: str, folder: Path) -> list[str]:
         **os.environ,
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": "",
-        "NUMBA_CACHE_DIR": str(folder / processor),
+        cache.VARIABLE: str(folder),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     done = subprocess.run(

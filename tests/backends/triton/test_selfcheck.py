@@ -11,7 +11,7 @@ from datetime import date
 import pytest
 from support import FULL, INTERPRETED, make, run
 
-from normgrad import loading, plans
+from normgrad import cache, loading, plans
 from normgrad.backends import choice
 from normgrad.backends.triton import selfcheck
 from normgrad.backends.triton.device import INTERPRETED as MADE_UP
@@ -148,7 +148,7 @@ def checks(monkeypatch, tmp_path):
 
     made = Checks()
     made.new_process()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "folder"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "new" / "folder"))
     monkeypatch.setattr(selfcheck, "check", made.check)
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda where: False)
     return made
@@ -156,7 +156,7 @@ def checks(monkeypatch, tmp_path):
 
 def test_it_is_made_once(checks, tmp_path, caplog):
     path = selfcheck.path_of(GPU.name)
-    assert path == tmp_path / "new" / "folder" / "normgrad-check-nvidia-made-up-80-gb.json"
+    assert path == tmp_path / "new" / "folder" / cache.GPU / "nvidia-made-up-80-gb.json"
     assert selfcheck.read(GPU.name) is None
     for _ in range(2):
         for _ in range(2):
@@ -257,7 +257,7 @@ def test_what_is_no_verdict(checks, content):
 
 def test_a_folder_that_cannot_be_written(checks, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "folder"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "folder"))
     for process in (1, 2):
         for _ in range(2):
             assert selfcheck.settled("cuda:0", GPU)

@@ -1,1 +1,1 @@
-"""The CPU backend: Numba kernels, compiled on first use and kept on disk."""
+"""The CPU backend: kernels that Numba compiles once, or that a wheel brings."""

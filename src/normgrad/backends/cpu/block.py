@@ -158,12 +158,22 @@ JOB_FIELDS = _job.end
 _team = _Fields()
 # A team of threads: the address of the function that tells the time, or 0; the time, in
 # milliseconds, until which the calling thread works alone because others had to wait for a core;
-# and either the address of the function that starts Numba's threads on a step; or 0, the addresses
-# of OpenMP's functions, that of each thread's function, and its block and step.
-CLOCK, ALONE_UNTIL, START = _team.each(3)
-PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team.each(4)
+# the address of the function that runs a step on all threads, which is OpenMP's GOMP_parallel or
+# has its arguments; for OpenMP also its functions that tell a thread's number and their count, and
+# the function that each thread calls; for worker threads their pool. Then the block and the step.
+CLOCK, ALONE_UNTIL = _team.each(2)
+PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE, POOL = _team.each(5)
 TEAM_BLOCK, TEAM_STEP = _team.each(2)
 TEAM_FIELDS = _team.end
+
+_pool = _Fields()
+# The pool of worker threads: the addresses of the C library's functions that wait for a semaphore
+# and post it; whether a call has the pool; the team's table and the number of threads of that call.
+# Then the semaphores, each in a cache line of its own: DONE, which workers post, and one for each
+# worker, from that of thread 1 on, which it waits for.
+SEM_WAIT, SEM_POST, IS_TAKEN, POOL_TEAM, POOL_THREADS = _pool.each(5)
+SEMAPHORE_WORDS = 8
+DONE = SEMAPHORE_WORDS
 
 # The kinds of arithmetic, in their order; a plan's path names them.
 DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba import prange, types
+from numba import types
 
 from ... import entries as E
 from . import block as B
@@ -11,6 +11,7 @@ from .intrinsics import (
     address_of,
     call,
     call_for_pointer,
+    exchange,
     get,
     int_buffer,
     integers_at,
@@ -24,7 +25,8 @@ from .intrinsics import (
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them.
 BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
 SIGNATURE = types.int64(*[types.int64] * 4)
-START_SIGNATURE = types.void(*[types.int64] * 2)
+START_SIGNATURE = types.void(*[types.int64] * 4)
+SERVE_SIGNATURE = types.void(*[types.int64] * 2)
 SHARE_SIGNATURE = types.void(types.int64)
 #: CLOCK_MONOTONIC_COARSE, which takes 10 ns to read, and has a resolution of 1 to 10 ms.
 COARSE = 6
@@ -34,19 +36,59 @@ COARSE = 6
 ALONE_FOR = 20
 
 
-def start_numba(block, step):
-    """Share a step's tasks among as many of Numba's threads as it is set to use."""
-    for task in prange(word(step, B.TASKS)):
-        call(word(step, B.RUN_TASKS), (block, step, task, task + 1))
-
-
-def share(words):
-    """Do one OpenMP thread's share of a step's tasks."""
-    me, threads = call(word(words, B.THREAD_NUMBER), ()), call(word(words, B.THREAD_COUNT), ())
-    step = word(words, B.TEAM_STEP)
+@helper
+def run_share(team, thread, threads):
+    """Run a thread's share of a step's tasks."""
+    step = word(team, B.TEAM_STEP)
     tasks = word(step, B.TASKS)
-    first, last = me * tasks // threads, (me + 1) * tasks // threads
-    call(word(step, B.RUN_TASKS), (word(words, B.TEAM_BLOCK), step, first, last))
+    first, last = thread * tasks // threads, (thread + 1) * tasks // threads
+    call(word(step, B.RUN_TASKS), (word(team, B.TEAM_BLOCK), step, first, last))
+
+
+def share(team):
+    """Run the share of one of OpenMP's threads."""
+    run_share(team, call(word(team, B.THREAD_NUMBER), ()), call(word(team, B.THREAD_COUNT), ()))
+
+
+@helper
+def wait(pool, semaphore):
+    """Wait for a semaphore of the pool, without using the processor."""
+    while call(word(pool, B.SEM_WAIT), (pool + 8 * semaphore,)) != 0:  # a signal interrupted it
+        pass
+
+
+@helper
+def post(pool, semaphore):
+    """Let one thread that waits for a semaphore of the pool go on."""
+    call(word(pool, B.SEM_POST), (pool + 8 * semaphore,))
+
+
+def start(function, team, threads, flags):
+    """Run a step on worker threads and the calling thread; the arguments are GOMP_parallel's.
+
+    While another thread's call has the workers, the calling thread runs all tasks.
+    """
+    pool = word(team, B.POOL)
+    words = integers_at(pool)
+    if exchange(pool + 8 * B.IS_TAKEN, 1) != 0:
+        run_share(team, 0, 1)
+        return
+    put(words, B.POOL_TEAM, team)
+    put(words, B.POOL_THREADS, threads)
+    for thread in range(1, threads):
+        post(pool, B.DONE + B.SEMAPHORE_WORDS * thread)
+    run_share(team, 0, threads)
+    for _ in range(1, threads):
+        wait(pool, B.DONE)
+    exchange(pool + 8 * B.IS_TAKEN, 0)
+
+
+def serve(pool, thread):
+    """Run the shares of a worker thread, for as long as the process lives."""
+    while thread > 0:
+        wait(pool, B.DONE + B.SEMAPHORE_WORDS * thread)
+        run_share(word(pool, B.POOL_TEAM), thread, word(pool, B.POOL_THREADS))
+        post(pool, B.DONE)
 
 
 @helper
@@ -60,19 +102,15 @@ def now(team):
 
 
 @helper
-def start(block, step, team, threads):
+def run_shared(block, step, team, threads):
     """Share a step's tasks among a team's threads."""
     not_inlined()
-    begin = now(team)
-    if word(team, B.START) != 0:
-        call(word(team, B.START), (block, step))
-    else:
-        told = int_buffer(TEAM_FIELDS)
-        for field in range(B.TEAM_BLOCK):
-            put(told, field, word(team, field))
-        put(told, B.TEAM_BLOCK, block)
-        put(told, B.TEAM_STEP, step)
-        call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
+    begin, told = now(team), int_buffer(TEAM_FIELDS)
+    for field in range(B.TEAM_BLOCK):
+        put(told, field, word(team, field))
+    put(told, B.TEAM_BLOCK, block)
+    put(told, B.TEAM_STEP, step)
+    call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
     spent = now(team) - begin
     if spent > word(block, B.PATIENCE):
         put(integers_at(team), B.ALONE_UNTIL, begin + spent * (1 + ALONE_FOR))
@@ -111,5 +149,5 @@ def drive(plan, team, threads, places):
         if word(step, B.THREADS) == 0 or threads <= 1:
             call(word(step, B.RUN_TASKS), (here, step, 0, word(step, B.TASKS)))
         else:
-            start(here, step, team, threads)
+            run_shared(here, step, team, threads)
     return 0

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from numba import njit, types
+from numba.core.compiler import Compiler
 from numba.core.extending import overload
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global
 
 from ...memory import LINE
-from .pipeline import OPTIONS, PartCompiler
 
+#: The compilers of units, and of helpers, which are compiled as parts of units.
+UNIT_COMPILER: type = Compiler
+_PART_COMPILER: type = Compiler
+with suppress(ImportError):  # this version of Numba is unknown there
+    from . import pipeline
+
+    UNIT_COMPILER, _PART_COMPILER = pipeline.UnitCompiler, pipeline.PartCompiler
+
+#: Numba's options for all functions here: a division by zero gives what NumPy gives, and there are
+#: no references to count.
+OPTIONS = {"error_model": "numpy", "_nrt": False}
 _OPTIONS = {
     **OPTIONS,
-    "pipeline_class": PartCompiler,
+    "pipeline_class": _PART_COMPILER,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }

@@ -127,6 +127,13 @@ def word(emit: Emitter, address: Any, index: Any) -> Any:
     return emit.builder.load(emit.builder.gep(words, [index]), align=1)
 
 
+@instruction(lambda address, value: types.int64(types.int64, types.int64))
+def exchange(emit: Emitter, address: Any, value: Any) -> Any:
+    """Store a word at an address and return the old one, at once for all threads."""
+    words = emit.builder.inttoptr(address, I64.as_pointer())
+    return emit.builder.atomic_rmw("xchg", words, value, "seq_cst")
+
+
 @instruction(lambda address, dy, x: types.CPointer(real_type(dy, x))(types.int64, dy, x))
 def reals_at(emit: Emitter, address: Any, dy: Any, x: Any) -> Any:
     """A pointer to numbers of the arithmetic's type for dy and x, at an address."""

@@ -1,8 +1,8 @@
 """Running tasks on PyTorch's own OpenMP threads.
 
-PyTorch brings an OpenMP runtime of its own, and Numba loads another. After a parallel region the
-threads of one runtime spin while they wait for work, on the cores that the other's threads need. So
-where PyTorch is loaded with GNU's runtime, tasks run on PyTorch's threads.
+PyTorch brings an OpenMP runtime of its own. After a parallel region its threads spin while they
+wait for work, on the cores that other threads need. So where PyTorch is loaded with GNU's runtime,
+tasks run on PyTorch's threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ except ImportError:  # on Windows
 
 #: The OpenMP functions that the driver calls, in the order of its table.
 _FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-
 
 #: The variables that set the stacks of OpenMP's threads, with the unit of a number without one.
 _STACK_SIZES = {"OMP_STACKSIZE": "k", "GOMP_STACKSIZE": "k", "KMP_STACKSIZE": "b"}
@@ -58,7 +57,7 @@ def of_torch() -> tuple[int, ...] | None:
 
 @cache
 def _functions(torch: ModuleType) -> tuple[int, ...] | None:
-    if sys.platform != "linux" or torch.__file__ is None:
+    if sys.platform != "linux" or torch.__file__ is None or not have_room():
         return None
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
         with contextlib.suppress(OSError, AttributeError):

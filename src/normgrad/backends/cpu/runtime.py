@@ -16,7 +16,7 @@ from ... import entries as E
 from ...loading import KernelError
 from ...overlap import Places
 from . import block as B
-from . import teams, units
+from . import store, teams, units
 from .program import ALIGNMENT, Program
 from .teams import ALONE
 from .tiling import is_small
@@ -47,7 +47,8 @@ def answer() -> Callable[..., Any]:
     if not native.known[native.TUPLE]:
         return native.nothing_known
     native.known[native.TEAM] = id(teams.ready)
-    method = _Method(b"answer", units.address(units.ENTRY), _FASTCALL, None)
+    address = store.addresses([units.ENTRY])[units.ENTRY]
+    method = _Method(b"answer", address, _FASTCALL, None)
     make = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.py_object
     )(("PyCFunction_NewEx", ctypes.pythonapi))
@@ -69,7 +70,7 @@ def launch() -> int:
     """
     with suppress(KernelError):
         take_calls()
-        return units.address(units.LAUNCH)
+        return store.addresses([units.LAUNCH])[units.LAUNCH]
     return 0
 
 
@@ -81,18 +82,19 @@ class Runner(E.Entry):
     """A program with its units, ready for a call's tensors or for their addresses."""
 
     def __init__(self, program: Program, inputs: Places, outputs: Places) -> None:
+        addresses = store.addresses(units.needed(program))
         template = program.template()
         for field, unit in units.of_program(program).items():
-            template[field] = units.address(unit)
+            template[field] = addresses[unit]
         template[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.key()
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(steps, program.steps, strict=True):
             for field, value in step.fields().items():
                 fields[field] = value
             for field, unit in units.of_step(program, step).items():
-                fields[field] = units.address(unit)
+                fields[field] = addresses[unit]
         self._parallel = bool(steps[:, B.THREADS].any())
-        driver = units.address(units.DRIVER)
+        driver = addresses[units.DRIVER]
         described = {
             E.DRIVE: driver,
             E.TEMPLATE: template.ctypes.data,

@@ -1,17 +1,80 @@
-"""The abilities of the processor that kernels are compiled for, as LLVM's code shows them."""
+"""The processor that kernels are compiled for, its abilities, and the levels that wheels know."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from typing import NamedTuple
 
 from llvmlite import binding as llvm
-from numba.core.registry import cpu_target
+
+#: The variables that tell Numba how to compile. If one is set, nothing in the package is used.
+SETTINGS = (
+    *("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT"),
+    "NUMBA_DISABLE_JIT",
+)
+
+_V3 = "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"
+_V4 = *_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"
+
+
+class Level(NamedTuple):
+    """A level of x86-64 that wheels bring kernels for.
+
+    Attributes:
+        processor, more: LLVM's names of the processor, and of the features it has beside.
+        needs: the features that a processor needs to run the kernels.
+    """
+
+    processor: str
+    more: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+#: The levels by name, the best first. One of them rounds to bfloat16 in an instruction.
+LEVELS = {
+    "x86-64-v4+avx512bf16": Level("x86-64-v4", ("avx512bf16",), (*_V4, "avx512bf16")),
+    "x86-64-v4": Level("x86-64-v4", (), _V4),
+    "x86-64-v3": Level("x86-64-v3", (), _V3),
+}
+
+
+class Processor(NamedTuple):
+    """LLVM's names of the processor that kernels are compiled for, and of its features."""
+
+    name: str
+    features: str
+
+
+@cache
+def processor() -> Processor:
+    """This machine's processor, or the one that Numba's settings name."""
+    name, features = (os.environ.get(each) for each in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"))
+    return Processor(
+        llvm.get_host_cpu_name() if name is None else name,
+        llvm.get_host_cpu_features().flatten() if features is None else features,
+    )
+
+
+def levels_here() -> list[str]:
+    """The levels that this machine's processor has, the best first; none where settings decide."""
+    if any(name in os.environ for name in SETTINGS):
+        return []
+    features = llvm.get_host_cpu_features()
+    return [
+        name
+        for name, level in LEVELS.items()
+        if llvm.get_process_triple().startswith("x86_64-")
+        and all(features.get(feature) for feature in level.needs)
+    ]
 
 
 def _code_of(source: str) -> str:
     """The processor's code for a function in LLVM's language."""
-    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
-    target = llvm.Target.from_triple(triple)
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    name, features = processor()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
     machine = target.create_target_machine(cpu=name, features=features)
     return str(machine.emit_assembly(llvm.parse_assembly(source)))
 
@@ -79,5 +142,4 @@ def masks_halves() -> bool:
 @cache
 def halves_vectors() -> bool:
     """Whether it has vectors of AVX-512, but computes their halves one after the other: a Zen 4."""
-    _, name, _ = cpu_target.target_context.codegen().magic_tuple()
-    return bool(name == "znver4")
+    return processor().name == "znver4"

@@ -1,4 +1,4 @@
-"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else Numba's."""
+"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else workers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ... import threads
-from ...loading import check_numba, loading
-from ...stacks import with_room
-from . import openmp, units
+from ... import memory, stacks, threads
+from . import block as B
+from . import openmp, store, units
 
 
 class Team(NamedTuple):
@@ -39,9 +37,48 @@ class Team(NamedTuple):
 #: The team of the calling thread alone.
 ALONE = Team(0, 1)
 
+#: The largest number of threads of a call.
+MOST = 256
+
+
+class _Workers:
+    """A process's worker threads, which wait for tasks in compiled code, without Python's lock."""
+
+    def __init__(self) -> None:
+        self._pool: npt.NDArray[np.int64] = memory.aligned(8 * B.SEMAPHORE_WORDS * (1 + MOST)).view(
+            np.int64
+        )
+        self._pool[:] = 0
+        library: Any = ctypes.CDLL(None)
+        for field, name in ((B.SEM_WAIT, "sem_wait"), (B.SEM_POST, "sem_post")):
+            self._pool[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        for thread in range(MOST):
+            semaphore = self.address + 8 * (B.DONE + B.SEMAPHORE_WORDS * thread)
+            if library.sem_init(ctypes.c_void_p(semaphore), 0, 0):
+                raise OSError("the system has no unnamed semaphores")
+        self._serve = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(
+            store.addresses([units.SERVE])[units.SERVE]
+        )
+        #: The number of threads that a call may have by now, with its own.
+        self.count = 1
+
+    @property
+    def address(self) -> int:
+        """The address of the pool."""
+        return self._pool.ctypes.data
+
+    def start(self, count: int) -> int:
+        """Start workers for calls of so many threads; returns how many threads there are."""
+        with suppress(RuntimeError):  # as many as memory and the system's limits allow
+            while self.count < min(count, MOST):
+                name, place = f"normgrad-{self.count}", (self.address, self.count)
+                stacks.start(partial(self._serve, *place), name)
+                self.count += 1
+        return min(count, self.count)
+
 
 class _Most(threading.local):
-    """The size of the largest team that a thread has had."""
+    """The size of the largest team of OpenMP's threads that a thread has had."""
 
     size = 1
 
@@ -50,58 +87,19 @@ class _Threads:
     """The state that decides which threads may run in parallel, and with how many others."""
 
     def __init__(self) -> None:
-        self.started = False
-        self.usable = openmp.have_room()
+        self.usable = True
         self.most = _Most()
-        self._new_locks()
-
-    def _new_locks(self) -> None:
-        # The locks are reentrant, since a signal handler may compute during a call that holds one.
-        #: Held while a thread's team is started.
+        self.workers: _Workers | None = None
+        # The lock is reentrant, since a signal handler may compute during a call that holds it.
+        #: Held while a team's threads are started.
         self.starting = threading.RLock()
-        # Numba's own work queue, which it uses without OpenMP, ends the process if two threads use
-        # it at once.
-        self.one_at_a_time: Any = threading.RLock()
 
     def forked(self) -> None:
-        # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child. The
-        # user's code, a question about their number, or PyTorch may have started them.
-        numbas = sys.modules.get("numba.np.ufunc.parallel")
-        started = getattr(numbas, "_is_initialized", numbas) or "torch" in sys.modules
+        # Threads do not survive a fork, and starting OpenMP's anew ends or hangs the child. The
+        # user's code or PyTorch may have started them.
+        started = self.workers is not None or "torch" in sys.modules
         self.usable = self.usable and not started
-        self._new_locks()
-
-    def usual(self) -> int | None:
-        """The number of Numba's threads for this thread, started if need be; None if impossible."""
-        if not self.started:
-            with_room(check_numba)
-        import numba
-
-        if self.started:
-            return int(numba.get_num_threads())
-        with self.starting:
-            if not _can_start(numba.config.NUMBA_NUM_THREADS - 1):
-                return None
-            try:
-                with_room(_start_numbas)
-                return int(numba.get_num_threads())
-            except ValueError as error:
-                self.usable = False
-                why = " ".join(str(error).split())
-                warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
-                return None
-
-
-def _start_numbas() -> None:
-    """Start Numba's threads.
-
-    Raises:
-        ValueError: no threading layer can be loaded.
-    """
-    import numba
-
-    with loading():
-        numba.get_num_threads()
+        self.starting = threading.RLock()
 
 
 def _can_start(count: int) -> bool:
@@ -157,87 +155,57 @@ _tables: list[npt.NDArray[np.int64]] = []
 
 
 @cache
-def _team(functions: tuple[int, ...] | None, count: int) -> Team:
-    """The team of so many threads: OpenMP's, by the addresses of its functions, or Numba's."""
-    if functions is None:
-        rest = [units.address(units.NUMBA)]
-    else:
-        rest = [0, *functions, units.address(units.OPENMP)]
+def _team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
+    """The team of so many threads: OpenMP's, by the addresses of its functions, or of a pool."""
+    unit = units.START if functions is None else units.OPENMP
+    address = store.addresses([unit])[unit]
+    rest = [address, 0, 0, 0, pool] if functions is None else [*functions, address, 0]
     table = np.array([_clock(), 0, *rest], np.int64)
     _tables.append(table)
     return Team(table.ctypes.data, count)
 
 
-def has_numbas() -> bool:
-    """Whether Numba has threads, which are started if need be."""
-    return _threads.usual() is not None
-
-
 def ready() -> Team | None:
-    """The team of this thread's next call; None if ``made`` has to make it."""
+    """The team of this thread's next call; None if ``made`` has to start OpenMP's threads."""
     if not _threads.usable:
         return ALONE
-    wanted = threads.wanted_threads()
-    most = threads.most_threads()
-    if 1 in (wanted, most):
+    count = min(threads.get_num_threads(), MOST)
+    if count == 1:
         return ALONE
-    functions = None if wanted is None else openmp.of_torch()
-    if wanted is None or functions is None:
-        return _numbas_usual(wanted)
-    count = min(wanted, most)
+    functions = openmp.of_torch()
+    if functions is None:
+        return _of_workers(count)
     return _team(functions, count) if count <= _threads.most.size else None
 
 
-def _numbas_usual(wanted: int | None) -> Team | None:
-    """The team of as many of Numba's threads as it is set to use; None if they must be started."""
-    if not _threads.started or not isinstance(_threads.one_at_a_time, nullcontext):
-        return None
-    import numba
-
-    usual = int(numba.get_num_threads())
-    if usual > _threads.most.size or wanted not in (None, usual):
-        return None
-    return ALONE if usual == 1 else _team(None, usual)
+def _of_workers(count: int) -> Team:
+    """The team of this thread and worker threads, as far as these can be started."""
+    workers = _threads.workers
+    if workers is None or workers.count < count:
+        with _threads.starting:
+            if _threads.workers is None:
+                try:
+                    _threads.workers = _Workers()
+                except (OSError, AttributeError):  # the system has no such semaphores
+                    _threads.usable = False
+                    return ALONE
+            workers = _threads.workers
+            count = workers.start(count)
+    return ALONE if count == 1 else _team(None, count, workers.address)
 
 
 @contextmanager
 def made() -> Iterator[Team]:
-    """A context with the team for a call, whose threads are started and free."""
-    wanted = threads.wanted_threads()
-    functions = None if wanted is None else openmp.of_torch()
-    usual = _threads.usual() if functions is None else None
-    count = usual if wanted is None else min(wanted, threads.most_threads())
-    if count is None or count == 1 or (functions is None and usual is None):
-        yield ALONE
+    """A context with the team for a call, whose threads OpenMP starts in it if need be."""
+    team = ready()
+    if team is not None:
+        yield team
         return
-    with ExitStack() as held:
-        if count > _threads.most.size:
-            held.enter_context(_threads.starting)
-            if not _can_start(count - _threads.most.size):
-                yield ALONE
-                return
-        if functions is None and usual is not None:
-            held.enter_context(_numbas(count, usual))
+    functions = openmp.of_torch()
+    count = min(threads.get_num_threads(), MOST)
+    with _threads.starting:
+        if count > _threads.most.size and not _can_start(count - _threads.most.size):
+            yield ALONE
+            return
         yield _team(functions, count)
         _threads.most.size = max(count, _threads.most.size)
-
-
-@contextmanager
-def _numbas(count: int, usual: int) -> Iterator[None]:
-    """A context in which Numba is set to another number of threads."""
-    import numba
-
-    with _threads.one_at_a_time:
-        if count == usual:
-            yield
-        else:
-            # Numba's number belongs to the calling thread, and so to the user: it is set back.
-            numba.set_num_threads(count)
-            try:
-                yield
-            finally:
-                numba.set_num_threads(usual)
-    if not _threads.started:
-        _threads.started = True
-        if numba.threading_layer() != "workqueue":
-            _threads.one_at_a_time = nullcontext()

@@ -1,20 +1,18 @@
 """The units of machine code that programs call, by name, and their addresses.
 
-A unit is a C function that is called through its address. The package may bring its machine code
-(packaged.py); else it is compiled (kernels.py), and only then is Numba imported.
+A unit is a C function that is called through its address, which the store finds (store.py).
 """
 
 from __future__ import annotations
 
-from functools import cache, partial
+import itertools
+from collections.abc import Iterator
 
 from ... import dtypes
-from ...loading import check_numba, loading
-from ...stacks import with_room
 from . import block as B
-from . import packaged
+from .access import ALONG
 from .program import Program
-from .steps import Step
+from .steps import EXACT, Step
 
 #: The driver, which runs a program's steps, and the function that Python calls.
 DRIVER, ENTRY = "driver", "entry"
@@ -22,12 +20,48 @@ DRIVER, ENTRY = "driver", "entry"
 LAUNCH = "launch"
 #: The walk of a task through the tensors; and the walk with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
-#: The function of each OpenMP thread, and the one that starts Numba's threads on a step.
-OPENMP, NUMBA = "threads of OpenMP", "threads of Numba"
+#: The function of each OpenMP thread; and those that start worker threads on a step, and that each
+#: of them runs.
+OPENMP, START, SERVE = "threads of OpenMP", "start of worker threads", "worker thread"
 
 _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
+_SINGLE, _DOUBLE = dtypes.float32.code, dtypes.float64.code
 #: The kinds of arithmetic that have a unit of their own, by flag.
 _ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
+#: The units of per-channel arithmetic, by a program's name for it.
+ARITHMETIC = ("channels", *_ALONE.values(), "batch", "groups", "constant")
+
+_BOTH = "sums", "evaluate", "moments", EXACT, "apply", "scale", "normalise"
+#: The operations that have kernels, by access pattern.
+_OPERATIONS = {
+    "rows": (
+        *_BOTH,
+        *(name + ALONG for name in ("sums", "apply", "normalise")),
+        *(name + ALONG for name in ("parameters", "gradients", "forward")),
+    ),
+    "columns": _BOTH,
+}
+#: The codes of the dtypes for which an operation has no kernel.
+_UNUSED = {
+    "moments": (_SINGLE, _DOUBLE),
+    "gradients" + ALONG: (_DOUBLE,),
+    "forward" + ALONG: (_DOUBLE,),
+}
+
+
+def kernels() -> Iterator[tuple[str, str, int]]:
+    """The access pattern, operation and dtype's code of every kernel."""
+    for pattern, operations in _OPERATIONS.items():
+        for operation, code in itertools.product(operations, _DTYPES):
+            if code not in _UNUSED.get(operation, ()):
+                yield pattern, operation, code
+
+
+def movers() -> Iterator[tuple[int, int]]:
+    """The codes of the dtypes of the tensor and of the tile, for every mover."""
+    for code, tile in itertools.product(_DTYPES, _DTYPES):
+        if tile in (code, _SINGLE, _DOUBLE):
+            yield code, tile
 
 
 def arithmetic(name: str) -> str:
@@ -43,6 +77,16 @@ def kernel(pattern: str, operation: str, code: int) -> str:
 def mover(code: int, tile: int) -> str:
     """The name of the unit that copies between a tensor of one dtype and a tile of another."""
     return f"tiles of {_DTYPES[tile]} from {_DTYPES[code]}"
+
+
+def every() -> list[str]:
+    """The names of all units."""
+    return [
+        *(DRIVER, ENTRY, LAUNCH, OPENMP, START, SERVE, TASKS, TASKS_IN_TILES),
+        *map(arithmetic, ARITHMETIC),
+        *itertools.starmap(kernel, kernels()),
+        *itertools.starmap(mover, movers()),
+    ]
 
 
 def of_program(program: Program) -> dict[int, str]:
@@ -78,26 +122,5 @@ def needed(program: Program) -> list[str]:
     for step in program.steps:
         units += of_step(program, step).values()
     if any(step.fields()[B.THREADS] for step in program.steps):
-        units += [OPENMP, NUMBA]
+        units += [OPENMP, START, SERVE]
     return units
-
-
-@cache
-def address(unit: str) -> int:
-    """The address of a unit's machine code, which never changes.
-
-    Raises:
-        MemoryError: there is too little memory to compile it.
-        KernelError: the environment tells Numba to compile nothing.
-    """
-    found = packaged.address(unit)
-    if found is not None:
-        return found
-    return with_room(partial(_compiled, unit))
-
-
-def _compiled(unit: str) -> int:
-    check_numba()
-    with loading():
-        from . import kernels
-    return int(kernels.compiled(unit).address)

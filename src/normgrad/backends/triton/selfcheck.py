@@ -18,8 +18,8 @@ from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
+from ... import cache as folders
 from ...loading import KernelError, loading
-from ...writing import replacing
 from .device import Device
 
 _PACKAGES = ("normgrad", "torch", "triton")
@@ -74,17 +74,15 @@ def _subject(name: str) -> dict[str, str]:
 
 
 def path_of(name: str) -> Path:
-    """The file of the verdict on GPUs of this name, which is next to Triton's compiled kernels."""
-    with loading():
-        from triton import knobs
+    """The file of the verdict on GPUs of this name, in the user's cache folder."""
     shown = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Path(knobs.cache.dir) / f"normgrad-check-{shown}.json"
+    return folders.folder() / folders.GPU / f"{shown}.json"
 
 
 def read(name: str) -> Verdict | None:
     """The verdict on disk; None if there is none, or it is about other versions."""
     with suppress(Exception):  # the file may be missing, and a damaged one may raise anything
-        found = json.loads(path_of(name).read_bytes())
+        found = json.loads(folders.read(path_of(name)) or b"")
         if _subject(name) == found["subject"]:
             return Verdict(str(found["checked"]), int(found["cases"]), str(found["failure"]))
     return None
@@ -92,11 +90,8 @@ def read(name: str) -> Verdict | None:
 
 def _write(device: Device, verdict: Verdict) -> None:
     content = {"subject": _subject(device.name), **asdict(verdict)}
-    path = path_of(device.name)
     with suppress(OSError):  # then every process checks
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(content, indent=1).encode())
+        folders.write(path_of(device.name), json.dumps(content, indent=1).encode())
 
 
 def settled(where: str, device: Device) -> bool:

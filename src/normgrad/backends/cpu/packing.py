@@ -1,0 +1,32 @@
+"""Compile units into an archive that a wheel for a platform brings.
+
+    python -m normgrad.backends.cpu.packing LEVEL FOLDER [UNIT...]
+
+compiles these units, or all, for a level of x86-64 (see target.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import store, target, units
+
+
+def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
+    """Make a level's archive in a folder, of some units or of all.
+
+    Raises:
+        MemoryError, KernelError: a unit cannot be compiled.
+    """
+    kind = target.LEVELS[level]
+    features = ",".join(f"+{name}" for name in kind.more)
+    os.environ.update(NUMBA_CPU_NAME=kind.processor, NUMBA_CPU_FEATURES=features)
+    compiled = dict(store.compiled(chosen or units.every(), lambda unit: None))
+    (folder / store.file_of(level)).write_bytes(store.packed(store.sources(), compiled))
+
+
+if __name__ == "__main__":
+    pack(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,325 @@
+"""The machine code of units: object files, found or compiled once, and loaded by llvmlite.
+
+A unit's object file comes from the package, where a wheel for a platform brings an archive for each
+level of x86-64; from the user's cache folder; or from the compiler. Only the compiler needs Numba,
+and it runs in processes of its own where these can be started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from llvmlite import binding as llvm
+
+from ... import cache as folders
+from ... import memory
+from ...loading import KernelError, compiling, exclusive, loading
+from ...machine import this_machine
+from ...stacks import with_room
+from . import processes, target
+
+#: The folder of the archives that wheels bring.
+FOLDER = Path(__file__).parent
+#: Files outside this folder whose constants kernels use.
+_SHARED = tuple(
+    f"{name}.py" for name in ("dtypes", "entries", "layout", "memory", "native", "pages", "problem")
+)
+#: The number of folders of kernels that are kept for each user: those of other checkouts, versions
+#: and processors, of which the one that was written to last is this one.
+_FOLDERS = 4
+
+#: After so many seconds of compiling, a message says why the caller is waiting.
+LONG = 2.0
+#: The environment variable that turns the message off; so does the logger's level.
+QUIET = "NORMGRAD_QUIET"
+
+#: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
+#: address space.
+_NUMBA = 256 << 20
+
+#: The addresses of the units that this process has loaded.
+_loaded: dict[str, int] = {}
+
+
+@cache
+def sources() -> str:
+    """A digest of everything the kernels are compiled from."""
+    digest = hashlib.sha256()
+    for path in (*sorted(FOLDER.glob("*.py")), *(FOLDER.parents[1] / name for name in _SHARED)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def digest() -> str:
+    """A digest of all that decides what machine code this process compiles."""
+    settings = {name: os.environ.get(name) for name in target.SETTINGS}
+    parts = sources(), _numbas_version(), llvmlite.__version__, target.processor(), settings
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _numbas_version() -> str:
+    """The version of Numba by its installation's folder: importing its metadata takes 70 ms."""
+    found = find_spec("numba")
+    if found is None or found.origin is None:
+        return ""
+    installed = Path(found.origin).parents[1].glob("numba-*.dist-info")
+    return " ".join(sorted(path.name for path in installed))
+
+
+def symbol(unit: str) -> str:
+    """The symbol of a unit in its object file."""
+    return "normgrad_" + re.sub(r"\W+", "_", unit)
+
+
+def packed(key: str, objects: Mapping[str, bytes]) -> bytes:
+    """The content of an archive of units' object files: an index in JSON, and the files."""
+    units = {
+        unit: (len(content), hashlib.sha256(content).hexdigest())
+        for unit, content in objects.items()
+    }
+    index = json.dumps({"key": key, "units": units})
+    return index.encode() + b"\n" + b"".join(objects.values())
+
+
+def unpacked(archive: bytes | None, key: str, wanted: Iterable[str]) -> dict[str, bytes]:
+    """The object files of some units from an archive, as far as they are whole.
+
+    There are none in an archive that was made with another key.
+    """
+    found: dict[str, bytes] = {}
+    if archive is None:
+        return found
+    with suppress(ValueError, KeyError, TypeError):
+        start = archive.index(b"\n") + 1
+        index = json.loads(archive[:start])
+        if index["key"] != key:
+            return found
+        for unit, (size, checksum) in index["units"].items():
+            content = archive[start : start + size]
+            if unit in wanted and hashlib.sha256(content).hexdigest() == checksum:
+                found[unit] = content
+            start += size
+    return found
+
+
+def file_of(level: str) -> str:
+    """The archive of a level in the package."""
+    return f"kernels-{level}.objects"
+
+
+@cache
+def level() -> str | None:
+    """The level whose kernels the package brings for this processor; None if there is none."""
+    for name in target.levels_here():
+        with (
+            suppress(OSError, ValueError, KeyError, TypeError),
+            (FOLDER / file_of(name)).open("rb") as file,
+        ):
+            if json.loads(file.readline())["key"] == sources():
+                return name
+    return None
+
+
+def _path(unit: str) -> Path:
+    return folders.folder() / folders.KERNELS / digest()[:16] / f"{symbol(unit)}.o"
+
+
+def find(units: Iterable[str]) -> dict[str, bytes]:
+    """The object files of those units that are in the package or in the cache folder."""
+    units, found = list(units), {}
+    used = level()
+    if used is not None:
+        with suppress(OSError):
+            found = unpacked((FOLDER / file_of(used)).read_bytes(), sources(), units)
+    for unit in units:
+        if unit not in found:
+            found.update(unpacked(folders.read(_path(unit)), digest(), [unit]))
+    return found
+
+
+def keep(unit: str, content: bytes) -> None:
+    """Write a unit's object file to the cache folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _path(unit)
+    is_new = not path.parent.is_dir()
+    folders.write(path, packed(digest(), {unit: content}))
+    if is_new:
+        _remove_old(path.parent)
+
+
+def _remove_old(mine: Path) -> None:
+    """Remove the kernels of other sources and processors but for the last that were written to."""
+    others: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        others.extend((path.stat().st_mtime, path) for path in mine.parent.iterdir())
+        others.remove((mine.stat().st_mtime, mine))
+    for _, path in sorted(others, reverse=True)[_FOLDERS - 1 :]:
+        with suppress(OSError):
+            folders.remove(path)
+
+
+def check() -> None:
+    """Make sure that kernels are at hand, or can be compiled as far as the settings tell.
+
+    Raises:
+        KernelError: Numba is not installed, or the environment tells it to compile nothing.
+    """
+    if level() is not None:
+        return
+    if find_spec("numba") is None:
+        raise KernelError(
+            f"this processor ({target.processor().name}) has none of the levels that the package "
+            "has kernels for, and Numba, which compiles kernels, is not installed; allowed: "
+            "`pip install 'normgrad[compile]'`"
+        )
+    _check_setting(os.environ.get("NUMBA_DISABLE_JIT", "").strip() or "0")
+
+
+def _check_setting(setting: object) -> None:
+    if str(setting) != "0":
+        raise KernelError(
+            f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or "
+            "not set"
+        )
+
+
+def compiled(
+    units: Sequence[str], advance: Callable[[str | None], object]
+) -> Iterator[tuple[str, bytes]]:
+    """Compile units; yields each with its object file.
+
+    ``advance`` is called with the name of each unit that is done, and from time to time with None.
+    A unit that no other process could compile is compiled in this one, which shows why.
+
+    Raises:
+        MemoryError: there is too little memory.
+        KernelError: Numba is not installed, or told to compile nothing.
+    """
+    check()
+    rest = list(units)
+    with closing(processes.compiled(units, this_machine().cores, lambda: advance(None))) as done:
+        for unit, content in done:
+            rest.remove(unit)
+            advance(unit)
+            yield unit, content
+    for unit in rest:
+        content = _compiled_here(unit)
+        advance(unit)
+        yield unit, content
+
+
+def _compiled_here(unit: str) -> bytes:
+    memory.need("importing Numba", _NUMBA)
+    with loading():
+        import numba
+    _check_setting(int(numba.config.DISABLE_JIT))
+    with compiling():
+        from .compiler import object_of
+
+        return object_of(unit)
+
+
+class Progress:
+    """What whoever waits for kernels is told: one line in a process, after some seconds."""
+
+    is_said = False
+
+    def __init__(self, count: int) -> None:
+        self._start, self._done, self._count = time.monotonic(), 0, count
+
+    def __call__(self, unit: str | None) -> None:
+        """Note that a unit is done, or only that time has passed."""
+        self._done += unit is not None
+        if Progress.is_said or time.monotonic() - self._start < LONG:
+            return
+        Progress.is_said = True
+        if not os.environ.get(QUIET, "").strip("0 "):
+            # Without a handler of the program's, Python prints a warning on stderr.
+            logging.getLogger("normgrad").warning(
+                "normgrad compiles kernels, once for this processor: %d of %d are done "
+                "(`normgrad warmup` does it beforehand)",
+                self._done,
+                self._count,
+            )
+
+
+_warned = False
+
+
+def keep_or_warn(unit: str, content: bytes) -> None:
+    """Write a unit's object file to the cache folder; if it cannot be kept, warn once."""
+    global _warned
+    try:
+        keep(unit, content)
+    except OSError as error:
+        if not _warned:
+            _warned = True
+            warnings.warn(
+                f"compiled kernels cannot be kept in {folders.folder()} ({error}); each process "
+                f"compiles them again. Set {folders.VARIABLE} to a folder that can be written.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+@cache
+def _engine() -> Any:
+    """LLVM's engine that makes object files ready to run; they stay as long as it does."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+def addresses(units: Iterable[str]) -> dict[str, int]:
+    """The addresses of units' machine code, which never change.
+
+    Units that are not at hand are compiled together.
+
+    Raises:
+        MemoryError: there is too little memory to compile or load one.
+        KernelError: Numba is not installed, or told to compile nothing.
+        KeyboardInterrupt: an interrupt; what is compiled by then is kept.
+    """
+    units = list(dict.fromkeys(units))
+    if not all(unit in _loaded for unit in units):
+        with_room(partial(_provide, units))
+    return {unit: _loaded[unit] for unit in units}
+
+
+def _provide(units: Sequence[str]) -> None:
+    """Load units, which are found or compiled first."""
+    with exclusive():
+        missing = [unit for unit in units if unit not in _loaded]
+        objects = find(missing)
+        rest = [unit for unit in missing if unit not in objects]
+        for unit, content in compiled(rest, Progress(len(rest))) if rest else ():
+            keep_or_warn(unit, content)
+            objects[unit] = content
+        _load(objects)
+
+
+def _load(objects: Mapping[str, bytes]) -> None:
+    with compiling():
+        engine = _engine()
+        for content in objects.values():
+            engine.add_object_file(llvm.ObjectFileRef.from_data(content))
+        engine.finalize_object()
+        _loaded.update({unit: engine.get_function_address(symbol(unit)) for unit in objects})

@@ -1,0 +1,96 @@
+"""The user's cache folder, with compiled kernels and what else normgrad makes once per machine.
+
+What is read from it runs as machine code, or decides what runs. So a file is read only if it and
+its folder belong to this user and nobody else can write to them, and what is written is private.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+
+from .settings import SettingError
+from .writing import replacing
+
+#: The environment variable with the folder; without it, the folder is the platform's.
+VARIABLE = "NORMGRAD_CACHE_DIR"
+#: The folders in it: of the CPU's kernels, and of the verdicts on GPUs.
+KERNELS, GPU = "kernels", "gpu"
+_PARTS = (KERNELS, GPU)
+
+
+def folder() -> Path:
+    """The cache folder, which need not exist.
+
+    Raises:
+        SettingError: the environment variable is not an absolute path.
+    """
+    setting = os.environ.get(VARIABLE)
+    if setting is None:
+        return Path(platformdirs.user_cache_dir("normgrad", appauthor=False))
+    if not os.path.isabs(setting):  # noqa: PTH117 - the empty path is the current folder
+        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: the absolute path of a folder")
+    return Path(setting)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether a file or folder belongs to this user, and nobody else can write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def read(path: Path) -> bytes | None:
+    """The content of a file in the cache; None if there is none that may be read."""
+    with suppress(OSError):
+        if _is_private(path.parent.lstat()):
+            with path.open("rb") as file:
+                if _is_private(os.fstat(file.fileno())):
+                    return file.read()
+    return None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a whole file, and make its folder if there is none.
+
+    Raises:
+        OSError: it cannot be written, or others can write to the folder.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(path.parent.lstat()):
+        raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
+    with replacing(path, mode=0o600) as file:
+        file.write(content)
+
+
+def size() -> int:
+    """The bytes of all files in the cache."""
+    found = 0
+    for part in _PARTS:
+        for path in (folder() / part).rglob("*"):
+            with suppress(OSError):
+                found += path.lstat().st_size if path.is_file() else 0
+    return found
+
+
+def clean() -> None:
+    """Remove everything that normgrad keeps in the cache folder, and nothing else.
+
+    Raises:
+        OSError: a folder cannot be removed.
+    """
+    for part in _PARTS:
+        with suppress(FileNotFoundError):
+            remove(folder() / part)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder of the cache.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    shutil.rmtree(path)

@@ -1,0 +1,500 @@
+"""The store of machine code: where an object file comes from, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import bits_program
+import pytest
+from llvmlite import binding as llvm
+
+import normgrad
+from normgrad import cache
+from normgrad.backends.cpu import packing, processes, store, target, units
+from normgrad.loading import KernelError
+
+pytestmark = pytest.mark.cpu
+
+UNIT = units.OPENMP
+#: What any machine that is likely to run the tests has.
+LEVEL = "x86-64-v3"
+CASE = "train/float32/contiguous"
+
+
+@pytest.fixture
+def empty(monkeypatch, tmp_path):
+    """An empty cache folder, and a process that has loaded nothing."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_loaded", {})
+    monkeypatch.setattr(store, "_warned", False)
+    return tmp_path / "cache" / cache.KERNELS
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The units that processes compile, each to bytes that are no object file."""
+    names = []
+
+    def compile_them(units, count, tick):
+        for unit in units:
+            tick()
+            names.append(unit)
+            yield unit, unit.encode()
+
+    monkeypatch.setattr(processes, "compiled", compile_them)
+    monkeypatch.setattr(store, "_load", lambda objects: store._loaded.update(objects))
+    return names
+
+
+# Archives
+
+
+def test_an_archive_has_what_was_packed():
+    objects = {"a": b"one\n", "b": b"", "c": b"two"}
+    archive = store.packed("key", objects)
+    assert store.unpacked(archive, "key", ["a", "b", "c", "d"]) == objects
+    assert store.unpacked(archive, "key", ["c"]) == {"c": b"two"}
+    assert store.unpacked(archive, "another key", ["a"]) == {}
+    assert store.unpacked(None, "key", ["a"]) == {}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: bytes(len(content)),
+        lambda content: content[: len(content) - 3],
+        lambda content: b"",
+        lambda content: b"\x80\x04garbage",
+        lambda content: b"[]\n" + content,
+        lambda content: b'{"key": "key", "units": {"a": 3}}\n' + content,
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    ],
+    ids=["zeros", "halved", "empty", "garbage", "a list", "a number", "flipped"],
+)
+def test_nothing_is_taken_from_a_damaged_archive(damage):
+    archive = damage(store.packed("key", {"a": b"machine code"}))
+    assert store.unpacked(archive, "key", ["a"]) == {}
+
+
+def test_units_have_symbols_of_their_own():
+    assert len({store.symbol(unit) for unit in units.every()}) == len(units.every())
+
+
+# The cache folder
+
+
+def test_a_unit_is_compiled_once(empty, compiled):
+    for _ in range(2):
+        assert store.addresses([UNIT, units.TASKS]) == {
+            UNIT: UNIT.encode(),
+            units.TASKS: units.TASKS.encode(),
+        }
+    assert compiled == [UNIT, units.TASKS]
+    store._loaded.clear()
+    assert store.addresses([units.TASKS, UNIT])[UNIT] == UNIT.encode()
+    assert compiled == [UNIT, units.TASKS]
+    (folder,) = empty.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "normgrad_tasks.o",
+        "normgrad_threads_of_OpenMP.o",
+    ]
+
+
+def test_what_is_written_is_private(empty, compiled):
+    before = os.umask(0)
+    try:
+        store.addresses([UNIT])
+    finally:
+        os.umask(before)
+    (folder,) = empty.iterdir()
+    (file,) = folder.iterdir()
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize(("which", "mode"), [("file", 0o620), ("file", 0o602), ("folder", 0o702)])
+def test_what_others_can_write_is_not_read(empty, compiled, which, mode):
+    store.addresses([UNIT])
+    (folder,) = empty.iterdir()
+    (file,) = folder.iterdir()
+    (file if which == "file" else folder).chmod(mode)
+    assert store.find([UNIT]) == {}
+    (file if which == "file" else folder).chmod(0o600 if which == "file" else 0o700)
+    assert store.find([UNIT]) == {UNIT: UNIT.encode()}
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_belongs_to_somebody_else_is_not_read(empty, compiled, which):
+    store.addresses([UNIT])
+    (folder,) = empty.iterdir()
+    (file,) = folder.iterdir()
+    os.chown(file if which == "file" else folder, 12345, -1)
+    assert store.find([UNIT]) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_nothing_is_written_to_somebody_else_s_folder(empty, compiled):
+    store.addresses([UNIT])
+    (folder,) = empty.iterdir()
+    os.chown(folder, 12345, -1)
+    store._loaded.clear()
+    with pytest.warns(RuntimeWarning, match="belongs to another user") as caught:
+        store.addresses([UNIT, units.TASKS])
+    assert len(caught) == 1
+    assert len([*folder.iterdir()]) == 1
+
+
+def test_a_damaged_file_is_made_again(empty, compiled):
+    store.addresses([UNIT])
+    (file,) = empty.rglob("*.o")
+    right = file.read_bytes()
+    file.write_bytes(right[:-1])
+    store._loaded.clear()
+    store.addresses([UNIT])
+    assert compiled == [UNIT, UNIT]
+    assert file.read_bytes() == right
+
+
+@pytest.mark.parametrize("kept", [1, 3, 7])
+def test_old_kernels_are_removed(empty, compiled, kept):
+    """Those of the sources, compilers and processors that were written to last stay."""
+    for index in range(kept):
+        folder = empty / f"{index:016}"
+        folder.mkdir(parents=True)
+        (folder / "normgrad_driver.o").write_bytes(b"old")
+        os.utime(folder, (index, index))
+    store.addresses([UNIT])
+    store.addresses([units.TASKS])
+    names = {path.name for path in empty.iterdir()}
+    last = {f"{index:016}" for index in range(kept)[-(store._FOLDERS - 1) :]}
+    assert names == {store.digest()[:16], *last}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(store, "sources", lambda: "others"),
+        lambda patch: patch.setattr(store, "_numbas_version", lambda: "numba-0.0.dist-info"),
+        lambda patch: patch.setattr(store.llvmlite, "__version__", "0.0"),
+        lambda patch: patch.setattr(target, "processor", lambda: target.Processor("i386", "")),
+        lambda patch: patch.setenv("NUMBA_OPT", "1"),
+    ],
+    ids=["sources", "numba", "llvmlite", "processor", "settings"],
+)
+def test_what_decides_the_code_is_in_the_digest(monkeypatch, change):
+    before = store.digest.__wrapped__()
+    assert store.digest.__wrapped__() == before == store.digest()
+    change(monkeypatch)
+    assert store.digest.__wrapped__() != before
+
+
+def test_numba_s_version_is_its_own():
+    import numba
+
+    assert store._numbas_version() == f"numba-{numba.__version__}.dist-info"
+
+
+def test_the_digest_is_of_all_that_kernels_have_constants_from():
+    """What the files of compiled code import from above their folder."""
+    imports = re.compile(r"^from \.\.\. import (.+)$|^from \.\.\.(\w+) import", re.M)
+    found = set()
+    for path in store.FOLDER.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if re.search("^@(helper|instruction|by_types|passed)", text, re.M):
+            for modules, module in imports.findall(text):
+                names = modules.split(", ") if modules else [module]
+                found |= {name.partition(" as ")[0] for name in names}
+    assert {"native", "pages", "memory"} < found
+    assert {f"{name}.py" for name in found} <= set(store._SHARED)
+
+
+@pytest.mark.parametrize("setting", ["", "relative/path"])
+def test_a_wrong_folder_is_named(empty, compiled, monkeypatch, setting):
+    monkeypatch.setenv(cache.VARIABLE, setting)
+    with pytest.raises(ValueError, match=r"^NORMGRAD_CACHE_DIR: ") as caught:
+        store.addresses([UNIT])
+    assert str(caught.value) == (
+        f"NORMGRAD_CACHE_DIR: {setting!r}; allowed: the absolute path of a folder"
+    )
+
+
+def test_without_the_variable_the_folder_is_the_platform_s(monkeypatch, tmp_path):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("XDG's folders are Linux's")
+    monkeypatch.delenv(cache.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "normgrad"
+
+
+# What the package brings
+
+
+@pytest.fixture
+def package(monkeypatch, tmp_path, empty):
+    """Looks anew for a level, in a folder for the archives."""
+
+    def look():
+        store.level.cache_clear()
+        return store.level()
+
+    for name in target.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(store, "file_of", lambda level: str(tmp_path / f"{level}.objects"))
+    if LEVEL not in target.levels_here():
+        pytest.skip(f"not {LEVEL}")
+    yield look
+    monkeypatch.undo()
+    look()
+
+
+def brought(tmp_path, level=LEVEL, key=None, unit=UNIT):
+    content = store.packed(key or store.sources(), {unit: b"brought"})
+    (tmp_path / f"{level}.objects").write_bytes(content)
+
+
+def test_what_the_package_brings_is_not_compiled(package, compiled, tmp_path):
+    assert package() is None
+    brought(tmp_path)
+    assert package() == LEVEL
+    assert store.addresses([UNIT, units.TASKS]) == {
+        UNIT: b"brought",
+        units.TASKS: units.TASKS.encode(),
+    }
+    assert compiled == [units.TASKS]
+
+
+@pytest.mark.parametrize("setting", target.SETTINGS)
+def test_settings_of_numba_s_win(package, monkeypatch, tmp_path, setting):
+    brought(tmp_path)
+    monkeypatch.setenv(setting, "3")
+    assert package() is None
+
+
+def test_other_sources_win(package, tmp_path):
+    brought(tmp_path, key="0" * 64)
+    assert package() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive"])
+def test_not_where_there_is_half_an_archive(package, tmp_path, content):
+    (tmp_path / f"{LEVEL}.objects").write_bytes(content)
+    assert package() is None
+
+
+def test_a_level_needs_all_its_features(package, monkeypatch, tmp_path):
+    brought(tmp_path)
+    brought(tmp_path, "x86-64-v4")
+    features = dict.fromkeys(target.LEVELS["x86-64-v4"].needs, True)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    assert package() == "x86-64-v4"
+    features["avx512dq"] = False
+    assert package() == LEVEL
+    features["f16c"] = False
+    assert package() is None
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    assert target.levels_here() == []
+
+
+def test_without_numba_a_processor_of_no_level_is_told_what_to_install(empty, package, monkeypatch):
+    package()
+    found = store.find_spec
+    monkeypatch.setattr(store, "find_spec", lambda name: None if name == "numba" else found(name))
+    with pytest.raises(KernelError) as caught:
+        store.addresses([UNIT])
+    assert str(caught.value) == (
+        f"this processor ({llvm.get_host_cpu_name()}) has none of the levels that the package has "
+        "kernels for, and Numba, which compiles kernels, is not installed; allowed: `pip install "
+        "'normgrad[compile]'`"
+    )
+
+
+def run(*arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.full
+def test_the_bits_are_those_of_compiled_kernels(tmp_path):
+    """And Numba is not imported. The release compares all there are (`nox -s package`)."""
+    if platform.machine() != "x86_64" or LEVEL not in target.levels_here():
+        pytest.skip(f"not {LEVEL}")
+    call = bits_program.call_of(CASE)
+    program = normgrad.plan(call.name, **call.tensors, **call.options)._program
+    run("-m", packing.__name__, LEVEL, tmp_path, *units.needed(program))
+    program = Path(bits_program.__file__)
+    (found,) = run(program, LEVEL, tmp_path, CASE).splitlines()
+    assert found.startswith(CASE)
+    assert [found] == run(program, "compiled", tmp_path, CASE).splitlines()
+
+
+# Compiling
+
+
+STOCK = """
+import sys
+from pathlib import Path
+sys.modules["normgrad.backends.cpu.pipeline"] = None
+from normgrad.backends.cpu import helpers, store, units
+from numba.core.compiler import Compiler
+assert helpers.UNIT_COMPILER is Compiler
+from normgrad.backends.cpu.compiler import object_of
+for unit in sys.argv[1:]:
+    store.keep(unit, object_of(unit))
+"""
+
+
+def test_numba_s_own_compiler_gives_the_same_bits(monkeypatch, tmp_path):
+    """It is used where Numba's version is one that the faster one was not tried with."""
+    call = bits_program.call_of(CASE)
+    plan = normgrad.plan(call.name, **call.tensors, **call.options)
+    needed = units.needed(plan._program)
+    store.addresses(needed)
+    ours = store.find(needed)
+    few = [unit for unit in needed if unit.startswith(("sums", "arithmetic: b"))]
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    run("-c", STOCK, *few)
+    theirs = store.find(needed)
+    assert sorted(theirs) == sorted(few)
+    assert all(theirs[unit] != ours[unit] for unit in few)
+    for unit in {*needed} - {*few}:  # need not be compiled anew
+        store.keep(unit, ours[unit])
+    bits = Path(bits_program.__file__), "compiled", "", CASE
+    found = run(*bits)
+    monkeypatch.undo()
+    assert found == run(*bits)
+
+
+def test_an_object_file_is_loaded_without_numba(tmp_path):
+    """It refers to nothing of Numba's."""
+    store.addresses([UNIT])
+    code = (
+        "import sys; from normgrad.backends.cpu import store, units\n"
+        "print(store.addresses([units.OPENMP])[units.OPENMP] != 0, 'numba' in sys.modules)"
+    )
+    assert run("-c", code) == "True False\n"
+
+
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false", ""])
+def test_what_processes_fail_to_compile_is_compiled_here(empty, monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(store, "_compiled_here", lambda unit: f"{unit} here".encode())
+    monkeypatch.setattr(store, "_load", lambda objects: store._loaded.update(objects))
+    assert store.addresses(["a", "b"]) == {"a": b"a here", "b": b"b here"}
+
+
+def test_processes_compile_what_they_can():
+    """Where one of them fails, the other goes on."""
+    few = [UNIT, "arithmetic: count", "nobody's unit", "arithmetic: weights"]
+    ticks = []
+    found = dict(processes.compiled(few, 2, lambda: ticks.append(None)))
+    assert set(found) == set(few) - {"nobody's unit"}
+    assert all(content.startswith(b"\x7fELF") for content in found.values())
+    assert ticks
+
+
+@pytest.mark.parametrize("setting", ["1", "2"])
+def test_numba_that_compiles_nothing(empty, package, monkeypatch, setting):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", setting)
+    package()
+    with pytest.raises(KernelError) as caught:
+        store.addresses([UNIT])
+    assert str(caught.value) == (
+        f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or not "
+        "set"
+    )
+
+
+def test_numba_that_a_file_tells_to_compile_nothing(empty, monkeypatch):
+    """Numba reads settings from a file too."""
+    import numba
+
+    monkeypatch.setattr(sys, "executable", "")
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(KernelError, match=r"^NUMBA_DISABLE_JIT: 1, with which Numba compiles no"):
+        store.addresses([UNIT])
+
+
+# What is said
+
+
+@pytest.fixture
+def told(empty, compiled, monkeypatch, caplog):
+    """Compiles two units; returns what was said by then."""
+    monkeypatch.setattr(store, "LONG", 0.0)
+    monkeypatch.setattr(store.Progress, "is_said", False)
+    monkeypatch.delenv(store.QUIET, raising=False)
+
+    def compile_two():
+        store._loaded.clear()
+        for path in empty.rglob("*.o"):
+            path.unlink()
+        store.addresses(["a", "b"])
+        return [record.getMessage() for record in caplog.records if record.name == "normgrad"]
+
+    return compile_two
+
+
+MESSAGE = (
+    "normgrad compiles kernels, once for this processor: 0 of 2 are done (`normgrad warmup` does "
+    "it beforehand)"
+)
+
+
+def test_whoever_waits_is_told_why(told):
+    assert told() == [MESSAGE]
+    assert told() == [MESSAGE]  # once
+
+
+def test_nothing_is_said_for_a_moment(told, monkeypatch):
+    monkeypatch.setattr(store, "LONG", 60.0)
+    assert told() == []
+
+
+@pytest.mark.parametrize(("setting", "count"), [("1", 0), ("0", 1), ("", 1)])
+def test_the_variable_turns_it_off(told, monkeypatch, setting, count):
+    monkeypatch.setenv(store.QUIET, setting)
+    assert len(told()) == count
+
+
+def test_the_logger_turns_it_off(told):
+    logger = logging.getLogger("normgrad")
+    logger.setLevel(logging.ERROR)
+    try:
+        assert told() == []
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
+SAID = """
+from normgrad.backends.cpu import store
+store.LONG = 0.0
+store.addresses(["arithmetic: count"])
+"""
+
+
+def test_a_program_without_logging_says_it_on_stderr(tmp_path):
+    environment = {**os.environ, cache.VARIABLE: str(tmp_path), store.QUIET: ""}
+    command = [sys.executable, "-c", SAID]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True)
+    assert done.stderr == MESSAGE.replace("of 2", "of 1") + "\n"
+
+
+def test_the_index_is_json(empty, compiled):
+    """What tools can read."""
+    store.addresses([UNIT])
+    (file,) = empty.rglob("*.o")
+    index = json.loads(file.read_bytes().partition(b"\n")[0])
+    assert index["key"] == store.digest()
+    assert list(index["units"]) == [UNIT]
