@@ -7,8 +7,10 @@ its folder belong to this user and nobody else can write to them, and what is wr
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +23,6 @@ from .writing import replacing
 VARIABLE = "NORMGRAD_CACHE_DIR"
 #: The folders in it: of the CPU's kernels, and of the verdicts on GPUs.
 KERNELS, GPU = "kernels", "gpu"
-_PARTS = (KERNELS, GPU)
 
 
 def folder() -> Path:
@@ -29,10 +30,15 @@ def folder() -> Path:
 
     Raises:
         SettingError: the environment variable is not an absolute path.
+        OSError: there is no variable, and the user has no home.
     """
     setting = os.environ.get(VARIABLE)
     if setting is None:
-        return Path(platformdirs.user_cache_dir("normgrad", appauthor=False))
+        with suppress(RuntimeError):
+            found = Path(platformdirs.user_cache_dir("normgrad", appauthor=False))
+            if found.is_absolute():
+                return found
+        raise FileNotFoundError("this user has no home")
     if not os.path.isabs(setting):  # noqa: PTH117 - the empty path is the current folder
         raise SettingError(f"{VARIABLE}: {setting!r}; allowed: the absolute path of a folder")
     return Path(setting)
@@ -62,33 +68,54 @@ def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(path.parent.lstat()):
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
-    with replacing(path, mode=0o600) as file:
+    with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
 
 
+def kernels() -> list[Path]:
+    """The folders of kernels, each of one version for one processor.
+
+    Other folders there may be the user's, where the variable names a folder of the user's.
+
+    Raises:
+        SettingError, OSError: as :func:`folder`.
+    """
+    named = (folder() / KERNELS).glob("*")
+    return [path for path in named if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
+
+
+def _files() -> Iterator[Path]:
+    for path in kernels():
+        yield from path.glob("*.o")
+    yield from (folder() / GPU).glob("*.json")
+
+
 def size() -> int:
-    """The bytes of all files in the cache."""
-    found = 0
-    for part in _PARTS:
-        for path in (folder() / part).rglob("*"):
-            with suppress(OSError):
-                found += path.lstat().st_size if path.is_file() else 0
-    return found
+    """The bytes of all files in the cache.
+
+    Raises:
+        SettingError, OSError: as :func:`folder`.
+    """
+    return sum(path.lstat().st_size for path in _files())
 
 
 def clean() -> None:
-    """Remove everything that normgrad keeps in the cache folder, and nothing else.
+    """Remove what normgrad keeps in the cache folder, and nothing else.
 
     Raises:
-        OSError: a folder cannot be removed.
+        SettingError, OSError: as :func:`folder`, or a file cannot be removed.
     """
-    for part in _PARTS:
-        with suppress(FileNotFoundError):
-            remove(folder() / part)
+    for path in kernels():
+        remove(path)
+    for path in _files():
+        path.unlink()
+    for part in (KERNELS, GPU):
+        with suppress(OSError):  # there is none, or it has files of the user's
+            (folder() / part).rmdir()
 
 
 def remove(path: Path) -> None:
-    """Remove a folder of the cache.
+    """Remove a folder of kernels.
 
     Raises:
         OSError: it cannot be removed.

@@ -10,6 +10,7 @@ as on other systems than Linux, nothing is compared.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -91,7 +92,17 @@ def with_room(work: Callable[[], _T]) -> _T:
     return work() if _stack()[1] >= LOADING_ROOM else elsewhere(work)
 
 
-_starting = threading.Lock()
+#: Held while the size of new stacks is another; reentrant, since a signal handler may compute.
+_starting = threading.RLock()
+
+
+def _renew() -> None:
+    global _starting
+    _starting = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def start(work: Callable[[], object], name: str) -> threading.Thread:

@@ -14,12 +14,13 @@ _OPEN_FILES = Path("/proc/self/fd")
 
 
 @contextmanager
-def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int | None = None, durable: bool = True) -> Iterator[BinaryIO]:
     """A context with a new file, which replaces the old one if the block succeeds.
 
     Otherwise the old file does not change. If the system supports files without names, the new file
     gets its name at the end, so that nothing remains of it if the process is killed. The new file
-    has the permissions of ``mode``, or else the old file's.
+    has the permissions of ``mode``, or else the old file's. Unless it is ``durable``, a part of it
+    may be lost with the machine's power.
 
     Raises:
         OSError: the file cannot be written.
@@ -37,7 +38,8 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(handle)
+            if durable:
+                os.fsync(handle)
             if mode is not None:
                 with suppress(OSError):  # some file systems have no permissions
                     os.fchmod(handle, mode)

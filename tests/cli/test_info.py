@@ -119,7 +119,7 @@ def test_where_kernels_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     empty = f"{tmp_path} (0.0 MiB; `normgrad clean` empties it)"
     assert dict(info.kernels_kept())[info.KEPT] == empty
-    cache.write(tmp_path / cache.KERNELS / "0" / "kernel.o", bytes(3 << 20))
+    cache.write(tmp_path / cache.KERNELS / f"{0:016}" / "kernel.o", bytes(3 << 20))
     assert dict(info.kernels_kept())[info.KEPT] == empty.replace("0.0", "3.0")
     monkeypatch.setenv(cache.VARIABLE, "here")
     assert dict(info.kernels_kept())[info.KEPT] == (
@@ -129,15 +129,17 @@ def test_where_kernels_are_kept(tmp_path, monkeypatch):
 
 def test_clean_removes_what_normgrad_keeps_and_no_more(cli, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    mine = tmp_path / "mine"
-    mine.write_bytes(b"")
-    cache.write(tmp_path / cache.KERNELS / "0" / "kernel.o", bytes(3 << 20))
+    """The user's folders there may have any name."""
+    mine = [tmp_path / "mine", tmp_path / cache.KERNELS / "cuda", tmp_path / cache.GPU / "a.cu"]
+    for path in mine:
+        cache.write(path, b"")
+    cache.write(tmp_path / cache.KERNELS / f"{0:016}" / "kernel.o", bytes(3 << 20))
     cache.write(tmp_path / cache.GPU / "verdict.json", b"{}")
     for size in ("3.0", "0.0"):
         result = cli("clean")
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout.split() == ["removed", str(tmp_path), size, "MiB"]
-        assert [*tmp_path.iterdir()] == [mine]
+        assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*mine}
     monkeypatch.setenv(cache.VARIABLE, "here")
     result = cli("clean")
     assert (result.exit_code, result.stdout) == (2, "")

@@ -44,7 +44,9 @@ _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 #: The packages that the libraries import besides the standard library.
-_PACKAGES = ("normgrad", "numpy", "numba", "llvmlite", "ml_dtypes")
+_PACKAGES = ("normgrad", "numpy", "llvmlite", "ml_dtypes", "platformdirs")
+#: The package that compiles kernels, where there is none for this processor.
+_COMPILER = "numba"
 
 
 class BuildError(Exception):
@@ -226,9 +228,11 @@ def _search_path() -> list[str]:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.has_location and spec.origin:
             folders.append(Path(spec.origin).parent)
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, _COMPILER):
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.origin:
+            if name == _COMPILER:
+                continue
             raise BuildError(f"no module {name}; install normgrad anew")
         folders.append(Path(spec.origin).parents[1])
     return list(dict.fromkeys(str(folder.resolve()) for folder in folders))

@@ -159,11 +159,11 @@ def _info() -> None:
 @app.command("clean")
 def _clean() -> None:
     """Remove compiled kernels, and what else is kept in the cache folder; info shows it."""
-    size = cache.size()
     try:
+        size = cache.size()
         cache.clean()
     except OSError as error:
-        raise files.InputError(str(cache.folder()), f"cannot be emptied ({error})") from None
+        raise files.InputError("clean", f"the cache folder cannot be emptied ({error})") from None
     show.table([("removed", [(str(cache.folder()), f"{size / 2**20:.1f} MiB")])])
 
 

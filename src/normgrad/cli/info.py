@@ -73,7 +73,7 @@ def kernels_kept() -> Rows:
     source = "compiling, once" if level is None else f"the package, for {level}"
     try:
         kept = f"{cache.folder()} ({cache.size() / 2**20:.1f} MiB; `normgrad clean` empties it)"
-    except SettingError as error:
+    except (SettingError, OSError) as error:
         kept = str(error)
     return (("come from", source), (KEPT, kept))
 
@@ -150,7 +150,10 @@ def gpu_kernels(name: str) -> str:
     """The result of the kernels' check on a GPU of this name, and how to repeat the check."""
     from ..backends.triton import selfcheck
 
-    verdict, path = selfcheck.read(name), selfcheck.path_of(name)
+    try:
+        verdict, path = selfcheck.read(name), selfcheck.path_of(name)
+    except (SettingError, OSError) as error:
+        return str(error)
     if verdict is None:
         return f"not checked yet: the first use does, and keeps the verdict as {path}"
     return f"{verdict} (delete {path} to check again)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from .. import cache, dtypes
+from .. import dtypes
 from ..operators.by_name import PLANNED
 from . import info, show, typical
 from .files import InputError, one_of
@@ -58,10 +59,12 @@ def warmup(
     start = time.perf_counter()
     found = store.find(units)
     rest = [unit for unit in units if unit not in found]
-    with show.progress(len(rest)) as advance:
-        compiled = store.compiled(rest, lambda unit: advance(unit) if unit else None)
-        for unit, content in compiled if rest else ():
-            _keep(unit, content)
+    if rest:
+        with show.progress(len(rest)) as advance:
+            made = store.compiled(rest, lambda unit: advance(unit) if unit else None)
+            with closing(made):  # an interrupt ends its processes
+                for unit, content in made:
+                    _keep(unit, content)
     ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
     show.table([("kernels", (ready, *info.kernels_kept()))])
 
@@ -72,5 +75,5 @@ def _keep(unit: str, content: bytes) -> None:
     try:
         store.keep(unit, content)
     except OSError as error:
-        what = f"no kernel can be kept in {cache.folder()} ({error.strerror or error})"
+        what = f"no kernel can be kept ({error})"
         raise InputError("warmup", what) from None

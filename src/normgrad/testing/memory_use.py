@@ -16,6 +16,8 @@ CALLS, ROUNDS = 25, 3
 
 #: The least memory that a call may leave, in bytes: the C library allocates no less.
 _LEAST = 16
+#: How many blocks less than one a call a leak may show in a round.
+_FREED = 3
 
 
 class _Used(NamedTuple):
@@ -73,9 +75,10 @@ def kept(call: Callable[[], object]) -> str:
         gc.unfreeze()
         if collects:
             gc.enable()
-    # Rounded, since a few objects may be freed meanwhile that others left.
+    # A few objects that others left may be freed meanwhile.
     size, blocks = (
-        max(0, round(min(later - earlier for earlier, later in itertools.pairwise(values)) / CALLS))
+        max(0, min(later - earlier for earlier, later in itertools.pairwise(values)) + _FREED)
+        // CALLS
         for values in zip(*used, strict=True)
     )
     if size < _LEAST and not blocks:

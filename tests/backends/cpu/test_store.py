@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import bits_program
@@ -74,9 +75,10 @@ def test_an_archive_has_what_was_packed():
         lambda content: b"\x80\x04garbage",
         lambda content: b"[]\n" + content,
         lambda content: b'{"key": "key", "units": {"a": 3}}\n' + content,
+        lambda content: b'{"key": "key", "units": []}\n' + content,
         lambda content: content[:-1] + bytes([content[-1] ^ 1]),
     ],
-    ids=["zeros", "halved", "empty", "garbage", "a list", "a number", "flipped"],
+    ids=["zeros", "halved", "empty", "garbage", "a list", "a number", "no units", "flipped"],
 )
 def test_nothing_is_taken_from_a_damaged_archive(damage):
     archive = damage(store.packed("key", {"a": b"machine code"}))
@@ -172,7 +174,8 @@ def test_old_kernels_are_removed(empty, compiled, kept):
         os.utime(folder, (index, index))
     store.addresses([UNIT])
     store.addresses([units.TASKS])
-    names = {path.name for path in empty.iterdir()}
+    (empty / "cuda").mkdir()
+    names = {path.name for path in cache.kernels()}
     last = {f"{index:016}" for index in range(kept)[-(store._FOLDERS - 1) :]}
     assert names == {store.digest()[:16], *last}
 
@@ -185,8 +188,9 @@ def test_old_kernels_are_removed(empty, compiled, kept):
         lambda patch: patch.setattr(store.llvmlite, "__version__", "0.0"),
         lambda patch: patch.setattr(target, "processor", lambda: target.Processor("i386", "")),
         lambda patch: patch.setenv("NUMBA_OPT", "1"),
+        lambda patch: patch.setenv("NUMBA_LOOP_VECTORIZE", "0"),
     ],
-    ids=["sources", "numba", "llvmlite", "processor", "settings"],
+    ids=["sources", "numba", "llvmlite", "processor", "level", "vectors"],
 )
 def test_what_decides_the_code_is_in_the_digest(monkeypatch, change):
     before = store.digest.__wrapped__()
@@ -344,6 +348,7 @@ def test_the_bits_are_those_of_compiled_kernels(tmp_path):
 
 STOCK = """
 import sys
+import time
 from pathlib import Path
 sys.modules["normgrad.backends.cpu.pipeline"] = None
 from normgrad.backends.cpu import helpers, store, units
@@ -386,9 +391,17 @@ def test_an_object_file_is_loaded_without_numba(tmp_path):
     assert run("-c", code) == "True False\n"
 
 
-@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false", ""])
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false", "", "inside", "frozen"])
 def test_what_processes_fail_to_compile_is_compiled_here(empty, monkeypatch, executable):
-    monkeypatch.setattr(sys, "executable", executable)
+    """Nothing is started where Python may be the user's whole program, or from such a process."""
+    if executable == "inside":
+        monkeypatch.setenv(processes._INSIDE, "1")
+    elif executable == "frozen":
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    else:
+        monkeypatch.setattr(sys, "executable", executable)
+    if executable in ("inside", "frozen"):
+        monkeypatch.setattr(processes, "_Process", lambda: pytest.fail("started"))
     monkeypatch.setattr(store, "_compiled_here", lambda unit: f"{unit} here".encode())
     monkeypatch.setattr(store, "_load", lambda objects: store._loaded.update(objects))
     assert store.addresses(["a", "b"]) == {"a": b"a here", "b": b"b here"}
@@ -402,6 +415,76 @@ def test_processes_compile_what_they_can():
     assert set(found) == set(few) - {"nobody's unit"}
     assert all(content.startswith(b"\x7fELF") for content in found.values())
     assert ticks
+
+
+HOSTILE = """
+import sys
+import time
+from pathlib import Path
+sys.path[:0] = [Path("/nowhere"), "/nowhere"]
+from normgrad.backends.cpu import processes
+found = dict(processes.compiled(["arithmetic: count"], 1, lambda: None))
+print(*found, found["arithmetic: count"][:4], "numba" in sys.modules)
+"""
+
+
+def test_processes_take_nothing_from_the_current_folder_or_from_what_is_printed(
+    monkeypatch, tmp_path
+):
+    """Files there may have the names of modules, and a site's own code may print."""
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('x' * 9999)")
+    program = tmp_path / "elsewhere" / "program.py"
+    program.parent.mkdir()
+    program.write_text(HOSTILE)
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = "arithmetic: count b'\\x7fELF' False"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == found
+
+
+def test_processes_that_wait_end_by_themselves(monkeypatch):
+    """They leave no zombies, which would be this process's until its end."""
+    monkeypatch.setattr(processes, "_IDLE", 0.1)
+    assert list(processes.compiled([UNIT], 1, lambda: None))
+    (process,) = processes._idle[-1:]
+    deadline = time.monotonic() + 60
+    while process._process.returncode is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process._process.returncode is not None
+    assert processes._idle == []
+
+
+def test_an_object_s_parts_lie_together(tmp_path):
+    """Code reaches its constants within 2 GiB only, however full the memory around is."""
+    run("-c", FULL)
+
+
+FULL = """
+import mmap, sys
+from normgrad.backends.cpu import store, units
+place = store.addresses([units.DRIVER])[units.DRIVER]
+with open("/proc/self/maps") as file:
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in file]
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 1, *[ctypes.c_int] * 3, ctypes.c_long]
+FIXED, NORESERVE, PRIVATE, ANONYMOUS = 0x100000, 0x4000, 2, 0x20
+for (_, begin), (end, _) in zip(ranges, ranges[1:]):
+    low, high = max(begin, place - (6 << 30)), min(end, place + (6 << 30))
+    if low < high:
+        libc.mmap(low, high - low, 0, FIXED | NORESERVE | PRIVATE | ANONYMOUS, -1, 0)
+import numpy as np, normgrad
+x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [60, 92, 124]
+"""
 
 
 @pytest.mark.parametrize("setting", ["1", "2"])

@@ -24,8 +24,10 @@ def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     kind = target.LEVELS[level]
     features = ",".join(f"+{name}" for name in kind.more)
     os.environ.update(NUMBA_CPU_NAME=kind.processor, NUMBA_CPU_FEATURES=features)
-    compiled = dict(store.compiled(chosen or units.every(), lambda unit: None))
-    (folder / store.file_of(level)).write_bytes(store.packed(store.sources(), compiled))
+    wanted = chosen or units.every()
+    compiled = dict(store.compiled(wanted, lambda unit: None))
+    content = store.packed(store.sources(), {unit: compiled[unit] for unit in wanted})
+    (folder / store.file_of(level)).write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -9,26 +9,33 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
 import selectors
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from struct import Struct
+
+from ... import stacks
 
 #: The program of a process. It finds modules where this process does, but not in the current
 #: folder, whose files may have the names of modules.
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from normgrad.backends.cpu.processes import work; work()"
+    "import sys; sys.path[:] = [path for path in sys.path if path]; "
+    "import json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from normgrad.backends.cpu.processes import work; work(int(sys.argv[2]))"
 )
+#: The variable by which a process knows that it was started for compiling, and starts none itself:
+#: ``sys.executable`` may be the user's whole program.
+_INSIDE = "_NORMGRAD_COMPILES"
 #: What a process writes before an object file: the unit's place in the batch, and the file's size.
 #: A size of 0 ends the batch.
 _HEADER = Struct("<BI")
 
-#: The seconds that a process waits for more to compile.
+#: The seconds that processes wait for more to compile.
 _IDLE = 5.0
 
 #: The seconds after which a wait is interrupted to say that time has passed.
@@ -60,21 +67,35 @@ def _batches(units: Sequence[str], count: int) -> list[list[str]]:
 
 
 class _Process:
-    """A process that compiles one batch of units at a time."""
+    """A process that compiles one batch of units at a time.
+
+    Raises:
+        OSError: it cannot be started.
+    """
 
     def __init__(self) -> None:
-        paths = json.dumps([path for path in sys.path if path])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, paths],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,  # what is read ahead would not be waited for
-            start_new_session=True,  # an interrupt is this process's
-        )
+        paths = [path for path in sys.path if isinstance(path, str) and path]
+        paths.append(str(Path(__file__).parents[3]))
+        results, answer = os.pipe()  # anything may print to its standard output
+        self.output = os.fdopen(results, "rb", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(paths), str(answer)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(answer,),
+                env={**os.environ, _INSIDE: "1"},
+                bufsize=0,
+                start_new_session=True,  # an interrupt is this process's
+            )
+        except BaseException:
+            self.output.close()
+            raise
+        finally:
+            os.close(answer)
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self.output = self._process.stdin, self._process.stdout
+        self._input = self._process.stdin
         self._batch: list[str] = []
 
     def give(self, batch: list[str]) -> bool:
@@ -83,7 +104,6 @@ class _Process:
         try:
             self._input.write(json.dumps(batch).encode() + b"\n")
         except OSError:
-            self.end()
             return False
         return True
 
@@ -94,7 +114,11 @@ class _Process:
             EOFError: the process has ended.
         """
         place, size = _HEADER.unpack(self._read(_HEADER.size))
-        return (self._batch[place], self._read(size)) if size else None
+        if size == 0:
+            return None
+        if place >= len(self._batch):
+            raise EOFError
+        return self._batch[place], self._read(size)
 
     def _read(self, size: int) -> bytes:
         content = b""
@@ -116,8 +140,8 @@ class _Process:
     def forget(self) -> None:
         """Leave it to the process that this one was forked from."""
         self._process.returncode = 0
-        os.close(self._input.fileno())
-        os.close(self.output.fileno())
+        self._input.close()
+        self.output.close()
 
 
 #: The processes that wait for more.
@@ -127,33 +151,41 @@ _idle: list[_Process] = []
 @atexit.register
 def _end_all() -> None:
     while _idle:
-        _idle.pop().end()
+        with suppress(IndexError):  # another thread took it
+            _idle.pop().end()
 
 
 def _forget_all() -> None:
-    for process in _idle:
-        process.forget()
-    _forgotten.extend(_idle)
-    _idle.clear()
+    while _idle:
+        _idle.pop().forget()
 
 
-#: Processes of the process that this one was forked from, whose files must not be closed again.
-_forgotten: list[_Process] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def _started(batch: list[str]) -> _Process | None:
-    """A process that compiles a batch; None if none can be started."""
-    while _idle:
-        process = _idle.pop()
-        if process.give(batch):
-            return process
-    with suppress(OSError):
-        process = _Process()
-        if process.give(batch):
-            return process
-    return None
+def _end_soon() -> None:
+    """End the processes that wait, after some seconds."""
+
+    def end() -> None:
+        time.sleep(_IDLE)
+        _end_all()
+
+    try:
+        stacks.start(end, "normgrad")
+    except RuntimeError:  # no more threads can be started
+        _end_all()
+
+
+def _next() -> _Process:
+    """A process that waits, or a new one.
+
+    Raises:
+        OSError: none can be started.
+    """
+    with suppress(IndexError):
+        return _idle.pop()
+    return _Process()
 
 
 def compiled(
@@ -165,14 +197,21 @@ def compiled(
     iterator is not exhausted, the processes are killed; if this process ends first, they end after
     their current batch. ``tick`` is called while nothing happens.
     """
-    batches = _batches(units, count) if sys.executable else []
+    can_start = sys.executable and not getattr(sys, "frozen", False) and _INSIDE not in os.environ
+    batches = _batches(units, count) if can_start else []
     working: list[_Process] = []
     with selectors.DefaultSelector() as waiting:
         try:
-            while batches and len(working) < count and (process := _started(batches[0])):
-                del batches[0]
-                working.append(process)
-                waiting.register(process.output, selectors.EVENT_READ, process)
+            with suppress(OSError):  # the processes that could be started are enough
+                while batches and len(working) < count:
+                    process = _next()
+                    working.append(process)
+                    if process.give(batches[0]):
+                        del batches[0]
+                        waiting.register(process.output, selectors.EVENT_READ, process)
+                    else:
+                        working.remove(process)
+                        process.end()
             while working:
                 ready = waiting.select(_TICK)
                 if not ready:
@@ -180,39 +219,42 @@ def compiled(
                 for key, _ in ready:
                     process = key.data
                     try:
-                        made = process.take()
+                        unit = process.take()
                     except EOFError:
-                        made = None
-                        process.end()
+                        is_there = False
                     else:
-                        if made is not None:
-                            yield made
+                        if unit is not None:
+                            yield unit
                             continue
-                        if batches and process.give(batches[0]):
+                        is_there = not batches or process.give(batches[0])
+                        if batches and is_there:
                             del batches[0]
                             continue
-                        _idle.append(process)
                     waiting.unregister(process.output)
                     working.remove(process)
+                    if is_there:
+                        _idle.append(process)
+                    else:
+                        process.end()
         finally:
             for process in working:
                 process.end()
+            if _idle:
+                _end_soon()
 
 
-def work() -> None:
-    """The program of one process."""
+def work(answer: int) -> None:
+    """The program of one process, which writes object files to a pipe."""
     import gc
 
     gc.disable()  # it takes a ninth of a compilation
-    result = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.simplefilter("ignore")
     # Numba would import it to look for linear algebra, which takes a third of a second.
     sys.modules["scipy"] = None  # type: ignore[assignment]
     from .compiler import object_of
 
-    with os.fdopen(result, "wb") as file:
-        while select.select([sys.stdin], [], [], _IDLE)[0] and (line := sys.stdin.readline()):
+    with os.fdopen(answer, "wb") as file:
+        while line := sys.stdin.readline():
             for place, unit in enumerate(json.loads(line)):
                 with suppress(Exception):  # the other process compiles it again, and says why
                     content = object_of(unit)

@@ -14,9 +14,10 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ QUIET = "NORMGRAD_QUIET"
 #: address space.
 _NUMBA = 256 << 20
 
+#: The most processes that compile at once; each takes some 200 MB.
+MOST_PROCESSES = 16
+
 #: The addresses of the units that this process has loaded.
 _loaded: dict[str, int] = {}
 
@@ -71,9 +75,16 @@ def digest() -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def numba_spec() -> ModuleSpec | None:
+    """Where Numba is installed; None if it is not."""
+    with suppress(ValueError):  # sys.modules has something else of that name
+        return find_spec("numba")
+    return None
+
+
 def _numbas_version() -> str:
     """The version of Numba by its installation's folder: importing its metadata takes 70 ms."""
-    found = find_spec("numba")
+    found = numba_spec()
     if found is None or found.origin is None:
         return ""
     installed = Path(found.origin).parents[1].glob("numba-*.dist-info")
@@ -95,6 +106,10 @@ def packed(key: str, objects: Mapping[str, bytes]) -> bytes:
     return index.encode() + b"\n" + b"".join(objects.values())
 
 
+#: What a damaged index raises.
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+
+
 def unpacked(archive: bytes | None, key: str, wanted: Iterable[str]) -> dict[str, bytes]:
     """The object files of some units from an archive, as far as they are whole.
 
@@ -103,7 +118,7 @@ def unpacked(archive: bytes | None, key: str, wanted: Iterable[str]) -> dict[str
     found: dict[str, bytes] = {}
     if archive is None:
         return found
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(*_DAMAGED):
         start = archive.index(b"\n") + 1
         index = json.loads(archive[:start])
         if index["key"] != key:
@@ -126,7 +141,7 @@ def level() -> str | None:
     """The level whose kernels the package brings for this processor; None if there is none."""
     for name in target.levels_here():
         with (
-            suppress(OSError, ValueError, KeyError, TypeError),
+            suppress(OSError, *_DAMAGED),
             (FOLDER / file_of(name)).open("rb") as file,
         ):
             if json.loads(file.readline())["key"] == sources():
@@ -145,9 +160,10 @@ def find(units: Iterable[str]) -> dict[str, bytes]:
     if used is not None:
         with suppress(OSError):
             found = unpacked((FOLDER / file_of(used)).read_bytes(), sources(), units)
-    for unit in units:
-        if unit not in found:
-            found.update(unpacked(folders.read(_path(unit)), digest(), [unit]))
+    with suppress(OSError):
+        for unit in units:
+            if unit not in found:
+                found.update(unpacked(folders.read(_path(unit)), digest(), [unit]))
     return found
 
 
@@ -166,12 +182,9 @@ def keep(unit: str, content: bytes) -> None:
 
 def _remove_old(mine: Path) -> None:
     """Remove the kernels of other sources and processors but for the last that were written to."""
-    others: list[tuple[float, Path]] = []
     with suppress(OSError):
-        others.extend((path.stat().st_mtime, path) for path in mine.parent.iterdir())
-        others.remove((mine.stat().st_mtime, mine))
-    for _, path in sorted(others, reverse=True)[_FOLDERS - 1 :]:
-        with suppress(OSError):
+        others = [(path.stat().st_mtime, path) for path in folders.kernels() if path != mine]
+        for _, path in sorted(others, reverse=True)[_FOLDERS - 1 :]:
             folders.remove(path)
 
 
@@ -183,7 +196,7 @@ def check() -> None:
     """
     if level() is not None:
         return
-    if find_spec("numba") is None:
+    if numba_spec() is None:
         raise KernelError(
             f"this processor ({target.processor().name}) has none of the levels that the package "
             "has kernels for, and Numba, which compiles kernels, is not installed; allowed: "
@@ -202,7 +215,7 @@ def _check_setting(setting: object) -> None:
 
 def compiled(
     units: Sequence[str], advance: Callable[[str | None], object]
-) -> Iterator[tuple[str, bytes]]:
+) -> Generator[tuple[str, bytes], None, None]:
     """Compile units; yields each with its object file.
 
     ``advance`` is called with the name of each unit that is done, and from time to time with None.
@@ -214,7 +227,8 @@ def compiled(
     """
     check()
     rest = list(units)
-    with closing(processes.compiled(units, this_machine().cores, lambda: advance(None))) as done:
+    count = min(this_machine().cores, MOST_PROCESSES)
+    with closing(processes.compiled(units, count, lambda: advance(None))) as done:
         for unit, content in done:
             rest.remove(unit)
             advance(unit)
@@ -272,8 +286,8 @@ def keep_or_warn(unit: str, content: bytes) -> None:
         if not _warned:
             _warned = True
             warnings.warn(
-                f"compiled kernels cannot be kept in {folders.folder()} ({error}); each process "
-                f"compiles them again. Set {folders.VARIABLE} to a folder that can be written.",
+                f"compiled kernels cannot be kept on disk ({error}); each process compiles them "
+                f"again. Set {folders.VARIABLE} to a folder that can be written.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -285,7 +299,9 @@ def _engine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    # This manager of memory reserves an object's sections together: code reaches its constants
+    # only within 2 GiB.
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
 
 
 def addresses(units: Iterable[str]) -> dict[str, int]:
@@ -310,9 +326,11 @@ def _provide(units: Sequence[str]) -> None:
         missing = [unit for unit in units if unit not in _loaded]
         objects = find(missing)
         rest = [unit for unit in missing if unit not in objects]
-        for unit, content in compiled(rest, Progress(len(rest))) if rest else ():
-            keep_or_warn(unit, content)
-            objects[unit] = content
+        if rest:
+            with closing(compiled(rest, Progress(len(rest)))) as new:
+                for unit, content in new:
+                    keep_or_warn(unit, content)
+                    objects[unit] = content
         _load(objects)
 
 

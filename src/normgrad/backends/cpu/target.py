@@ -11,7 +11,8 @@ from llvmlite import binding as llvm
 #: The variables that tell Numba how to compile. If one is set, nothing in the package is used.
 SETTINGS = (
     *("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT"),
-    "NUMBA_DISABLE_JIT",
+    *("NUMBA_LOOP_VECTORIZE", "NUMBA_SLP_VECTORIZE", "NUMBA_DISABLE_JIT"),
+    *("NUMBA_LLVM_REFPRUNE_PASS", "NUMBA_LLVM_REFPRUNE_FLAGS"),
 )
 
 _V3 = "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +61,9 @@ class _Workers:
         )
         #: The number of threads that a call may have by now, with its own.
         self.count = 1
+        self._is_starting = False
+        # Workers wait in this memory until the process ends, when Python may free it first.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
 
     @property
     def address(self) -> int:
@@ -68,12 +71,21 @@ class _Workers:
         return self._pool.ctypes.data
 
     def start(self, count: int) -> int:
-        """Start workers for calls of so many threads; returns how many threads there are."""
-        with suppress(RuntimeError):  # as many as memory and the system's limits allow
-            while self.count < min(count, MOST):
-                name, place = f"normgrad-{self.count}", (self.address, self.count)
-                stacks.start(partial(self._serve, *place), name)
-                self.count += 1
+        """Start workers for calls of so many threads; returns how many threads there are.
+
+        A signal handler that computes meanwhile does with those that there are.
+        """
+        if not self._is_starting:
+            self._is_starting = True
+            try:
+                while self.count < min(count, MOST):
+                    name, place = f"normgrad-{self.count}", (self.address, self.count)
+                    stacks.start(partial(self._serve, *place), name)
+                    self.count += 1
+            except RuntimeError:  # as many as memory and the system's limits allow
+                pass
+            finally:
+                self._is_starting = False
         return min(count, self.count)
 
 
