@@ -20,12 +20,12 @@ LOADING = threading.RLock()
 
 #: The number of seconds that a fork in Python waits for the lock. The wait must end, since the fork
 #: hooks of other modules may hold locks that an import needs. Compiling the kernels of one call
-#: takes about ten seconds.
+#: takes some ten seconds.
 PATIENCE = 60.0
 
 
 #: The bytes of memory that must be free before anything is compiled, since LLVM ends the process
-#: when memory runs out. No kernel took more than 28 MiB to compile, or 5 to read from disk.
+#: when memory runs out. No kernel took more than 28 MiB to compile.
 ROOM = 64 << 20
 
 

@@ -75,12 +75,12 @@ def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, 
     from ..backends.cpu import store
 
     brought = store.level() is not None
-    folders = [("packaged" if brought else "from disk", "0")] * warm
+    starts = [("packaged" if brought else "from disk", "0")] * warm
     if not brought:
-        folders = [*(("compiled", str(index)) for index in range(cold)), *folders]
+        starts = [*(("compiled", str(index)) for index in range(cold)), *starts]
     runs: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="normgrad-bench-") as whole:
-        for kernels, folder in folders:
+        for kernels, folder in starts:
             runs.setdefault(kernels, []).append(_start(Path(whole, folder)))
             tick()
     call = {"operator": "batch_norm_backward", "dtype": "float32"}

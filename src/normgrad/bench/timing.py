@@ -20,9 +20,8 @@ ENOUGH_SECONDS, QUICK_SECONDS = 0.5, 0.2
 #: Calls shorter than SHORT_SECONDS are timed in batches of about BATCH_SECONDS.
 SHORT_SECONDS, BATCH_SECONDS = 100e-6, 500e-6
 
-#: How long to wait before a turn on another thread pool than the last one's. If torch and Numba
-#: each use an OpenMP of their own, its threads spin after a parallel region, for up to 4 ms
-#: (measured with GNU's), and keep the other pool's threads from the cores.
+#: How long to wait before a turn on other threads than the last one's. OpenMP's threads spin after
+#: a parallel region, for up to 4 ms (measured with GNU's), and keep other threads from the cores.
 SETTLE_SECONDS = 5e-3
 #: The calls that run on torch's threads, by name.
 TORCHS = ("torch", "bound")
