@@ -360,6 +360,7 @@ for unit in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 def test_numba_s_own_compiler_gives_the_same_bits(monkeypatch, tmp_path):
     """It is used where Numba's version is one that the faster one was not tried with."""
     call = bits_program.call_of(CASE)
