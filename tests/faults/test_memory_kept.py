@@ -48,7 +48,9 @@ print(resident() - before, most)
 """
 
 
-@pytest.mark.parametrize("layout", ["sliced", "channels_last"])
+@pytest.mark.parametrize(
+    "layout", ["sliced", pytest.param("channels_last", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_plans_keep_no_results(framework, layout):
     if framework == "torch":

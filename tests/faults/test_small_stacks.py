@@ -43,7 +43,7 @@ def of_a_thread(size):
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("size", [64, 192])
+@pytest.mark.parametrize("size", [64, pytest.param(192, marks=pytest.mark.full)])
 def test_threads_with_small_stacks(framework, size):
     """What imports and compiles, and kernels of all kinds; then a thread that finds them ready."""
     if framework == "torch":
@@ -56,7 +56,7 @@ def test_threads_with_small_stacks(framework, size):
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("size", ["16k", "128"])
+@pytest.mark.parametrize("size", ["16k", pytest.param("128", marks=pytest.mark.full)])
 def test_openmp_s_threads_with_small_stacks(framework, size):
     if framework == "torch":
         pytest.importorskip("torch")

@@ -19,7 +19,7 @@ def compiled(model):
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_have_the_right_gradients(name, training):
     """The second step meets a compiled backward pass, which must not have the first step's data."""
