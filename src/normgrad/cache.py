@@ -106,18 +106,9 @@ def clean() -> None:
         SettingError, OSError: as :func:`folder`, or a file cannot be removed.
     """
     for path in kernels():
-        remove(path)
+        shutil.rmtree(path)
     for path in _files():
         path.unlink()
     for part in (KERNELS, GPU):
         with suppress(OSError):  # there is none, or it has files of the user's
             (folder() / part).rmdir()
-
-
-def remove(path: Path) -> None:
-    """Remove a folder of kernels.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
-    shutil.rmtree(path)

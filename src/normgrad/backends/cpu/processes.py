@@ -249,7 +249,7 @@ def work(answer: int) -> None:
 
     gc.disable()  # it takes a ninth of a compilation
     warnings.simplefilter("ignore")
-    # Numba would import it to look for linear algebra, which takes a third of a second.
+    # Numba would import it to look for linear algebra, which takes 0.2 s.
     sys.modules["scipy"] = None  # type: ignore[assignment]
     from .compiler import object_of
 

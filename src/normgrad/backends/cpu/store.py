@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -185,7 +186,7 @@ def _remove_old(mine: Path) -> None:
     with suppress(OSError):
         others = [(path.stat().st_mtime, path) for path in folders.kernels() if path != mine]
         for _, path in sorted(others, reverse=True)[_FOLDERS - 1 :]:
-            folders.remove(path)
+            shutil.rmtree(path)
 
 
 def check() -> None:
