@@ -86,7 +86,7 @@ def test_nothing_is_taken_from_a_damaged_archive(damage):
 
 
 def test_units_have_symbols_of_their_own():
-    assert len({store.symbol(unit) for unit in units.every()}) == len(units.every())
+    assert len({units.symbol(unit) for unit in units.every()}) == len(units.every())
 
 
 # The cache folder

@@ -35,7 +35,6 @@ from .elements import Operation
 from .helpers import OPTIONS, UNIT_COMPILER
 from .intrinsics import INT_POINTER, POINTERS
 from .steps import EXACT
-from .store import symbol
 
 #: The kernels' functions, by access pattern and operation.
 _KERNELS = {
@@ -134,7 +133,7 @@ def module_of(unit: str) -> Any:
     module.link_in(llvm.parse_assembly(about + traps + "declare void @llvm.trap()\n"))
     for value in (*module.functions, *module.global_variables):
         if value.name == made.native_name:
-            value.name = symbol(unit)
+            value.name = units.symbol(unit)
         elif not value.is_declaration:
             value.linkage = "internal"
     return module

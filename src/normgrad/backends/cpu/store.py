@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import time
 import warnings
@@ -32,6 +31,7 @@ from ...loading import KernelError, compiling, exclusive, loading
 from ...machine import this_machine
 from ...stacks import with_room
 from . import processes, target
+from .units import symbol
 
 #: The folder of the archives that wheels bring.
 FOLDER = Path(__file__).parent
@@ -90,11 +90,6 @@ def _numbas_version() -> str:
         return ""
     installed = Path(found.origin).parents[1].glob("numba-*.dist-info")
     return " ".join(sorted(path.name for path in installed))
-
-
-def symbol(unit: str) -> str:
-    """The symbol of a unit in its object file."""
-    return "normgrad_" + re.sub(r"\W+", "_", unit)
 
 
 def packed(key: str, objects: Mapping[str, bytes]) -> bytes:

@@ -6,6 +6,7 @@ A unit is a C function that is called through its address, which the store finds
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 from ... import dtypes
@@ -77,6 +78,11 @@ def kernel(pattern: str, operation: str, code: int) -> str:
 def mover(code: int, tile: int) -> str:
     """The name of the unit that copies between a tensor of one dtype and a tile of another."""
     return f"tiles of {_DTYPES[tile]} from {_DTYPES[code]}"
+
+
+def symbol(unit: str) -> str:
+    """The symbol of a unit in its object file."""
+    return "normgrad_" + re.sub(r"\W+", "_", unit)
 
 
 def every() -> list[str]:
