@@ -12,17 +12,14 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from normgrad import devices, entries, native
-from normgrad.problem import PLACES
-from normgrad.workspaces import model
+from normgrad.problem import OTHERS
 
 SOURCE = Path(__file__).with_suffix(".c")
 #: The most launches that are recorded.
@@ -144,66 +141,53 @@ def install(library: Path) -> None:
     replaced.get_device_capability = lambda device=None: (9, 0)
     compiled: Any = torch._C
     compiled._cuda_getCurrentRawStream = cuda.stream
-    made: Any = entries
-    made.model = lambda size, device: model(size, devices.CPU)  # calls bring their own workspace
 
 
 # Functions that tests call in the process
 
 
-@cache
-def _by_compiled_code() -> Callable[..., int]:
-    from normgrad.backends.cpu.runtime import launch
-
-    return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)(launch())
-
-
-def call(runner: Any, addresses: Sequence[int]) -> None:
-    """Run a program as compiled code does that has recognised a call."""
-    places, said = (ctypes.c_int64 * PLACES)(*addresses[:PLACES]), ctypes.c_int64()
-    known = native.known.ctypes.data
-    words = runner.table.ctypes.data, known, ctypes.addressof(places), ctypes.addressof(said)
-    if _by_compiled_code()(*words):
-        error = ctypes.cast(said.value, ctypes.py_object).value
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
-        raise error
-
-
 def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[str, Any]:
     """Run a program at each of these lists of addresses in turn.
 
-    Returns the launches, how many of them Triton's launcher made, how many kernels were looked up,
-    and the current device afterwards.
+    Returns the launches, how many kernels were looked up, and the current device afterwards.
     """
     from normgrad.backends.triton import runtime
 
-    start, by_triton = runtime.Ready.start, []
-
-    def watched(self: Any, addresses: Any, stream: int, done: int) -> None:
-        by_triton.append(len(program.launches) - done)
-        start(self, addresses, stream, done)
-
-    with (
-        mock.patch.object(runtime.Ready, "start", watched),
-        mock.patch.object(runtime, "compiled", wraps=runtime.compiled) as compiled,
-    ):
-        runner = runtime.Runner(program, index, [], [])
+    with mock.patch.object(runtime, "compiled", wraps=runtime.compiled) as compiled:
+        runner = runtime.Runner(program, index)
         for addresses in calls:
-            call(runner, addresses)
+            runner.run(addresses)
     return {
         "launches": cuda.launches(),
-        "by_triton": sum(by_triton),
         "compiled": compiled.call_count,
         "device": cuda.current_device(),
     }
 
 
-def run_without(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Like :func:`run`, with a ``driver.NAME`` that finds nothing to use."""
-    from normgrad.backends.triton import driver
+def described(program: Any, addresses: Sequence[int]) -> list[dict[str, Any]]:
+    """The launches of a program as the driver's tables describe them, for these addresses."""
+    import numpy as np
 
-    with mock.patch.object(driver, name, return_value=None):
-        return run(program, calls)
+    from normgrad.backends.triton import driver, runtime
+
+    runner = runtime.Runner(program, 0)
+    runner.run(addresses)
+    cuda.launches()
+    (ready,) = runner._ready.values()
+    found = []
+    for row in ready.steps:
+        config = row[: driver.CONFIG_STREAM].view(np.uint32).tolist()
+        constants = row[driver.CONSTANTS :][: row[driver.CONSTANT_COUNT]].tolist()
+        found.append(
+            {
+                "grid": tuple(config[:3]),
+                "block": tuple(config[3:6]),
+                "shared": config[6],
+                "kernel": int(row[driver.KERNEL]),
+                "values": [*addresses[:OTHERS], *constants],
+            }
+        )
+    return found
 
 
 def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -242,18 +226,18 @@ def run_hooked_later(
         found = metadata.get()
         told.append((found["name"], found["stream"]))
 
-    runner = Runner(program, 0, [], [])
-    call(runner, addresses)
+    runner = Runner(program, 0)
+    runner.run(addresses)
     if replaces:
         setattr(knobs.runtime, name, hook)
     else:
         chain.add(hook)
     try:
-        call(runner, addresses)
+        runner.run(addresses)
     finally:
         setattr(knobs.runtime, name, chain)
         chain.remove(hook)
-    call(runner, addresses)
+    runner.run(addresses)
     cuda.launches()
     return told
 
@@ -267,19 +251,19 @@ def run_refused(
     """
     from normgrad.backends.triton.runtime import Runner
 
-    runner = Runner(program, 0, [], [])
-    call(runner, addresses)
+    runner = Runner(program, 0)
+    runner.run(addresses)
     cuda.launches()
     error = ""
     cuda.library.fake_answer(status, after)
     try:
-        call(runner, addresses)
+        runner.run(addresses)
     except RuntimeError as caught:
         error = str(caught)
     finally:
         cuda.library.fake_answer(0, 0)
     refused = len(cuda.launches())
-    call(runner, addresses)
+    runner.run(addresses)
     return error, refused, len(cuda.launches())
 
 
@@ -292,14 +276,14 @@ def run_in_threads(
     """
     from normgrad.backends.triton.runtime import Runner
 
-    runner = Runner(program, 0, [], [])
+    runner = Runner(program, 0)
     everyone = threading.Barrier(len(calls))
 
     def work(index: int) -> None:
         cuda.use_stream(STREAM * (index + 1))
         everyone.wait()
         for _ in range(rounds):
-            call(runner, calls[index])
+            runner.run(calls[index])
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

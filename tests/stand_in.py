@@ -18,7 +18,6 @@ from normgrad import devices, dlpack, frameworks, plans
 from normgrad.backends import choice
 from normgrad.backends.cpu import program as cpu
 from normgrad.backends.cpu import runtime as cpu_runtime
-from normgrad.entries import PythonRunner
 from normgrad.machine import Machine
 from normgrad.overlap import used
 from normgrad.problem import WORKSPACE
@@ -74,17 +73,13 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     seen = Seen()
 
-    class Runner(PythonRunner):
-        def __init__(
-            self, program: Program, index: int | None, inputs: Any, outputs: Any, run: int
-        ) -> None:
+    class Runner:
+        def __init__(self, program: Program, index: int | None) -> None:
             assert program.device == Device(index)
-            self._cpu = cpu_runtime.Runner(program.cpu, (), ())
+            self._cpu = cpu_runtime.Runner(program.cpu)
             self._index = index
-            device = "cpu" if index is None else f"cuda:{index}"
-            super().__init__(inputs, outputs, device, program.workspace_size, ALIGNMENT, run)
 
-        def run(self, addresses: Any, done: int = 0) -> None:
+        def run(self, addresses: Any) -> None:
             assert addresses[WORKSPACE] % ALIGNMENT == 0
             seen.launches.append((self._index, list(addresses)))
             self._cpu.run(addresses)

@@ -157,9 +157,9 @@ def test_reasons(mapped):
 @pytest.mark.parametrize(
     ("count", "what", "reason"),
     [
-        (pages.FEW, "read-only", "read-only memory"),
-        (pages.FEW, "munmap", "no memory"),
-        (pages.FEW + 3, "munmap", "no memory"),
+        (16, "read-only", "read-only memory"),
+        (16, "munmap", "no memory"),
+        (19, "munmap", "no memory"),
     ],
 )
 def test_outputs_with_such_pages_are_refused(mapped, count, what, reason):

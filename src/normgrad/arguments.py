@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as operators
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -11,8 +12,13 @@ from .tensor import Opened, TensorSpec, naming
 
 
 def out_tuple(operator: Operator, out: Any) -> Any:
-    """Convert ``out`` to what compiled code reads: None, or a plain (not a named) tuple."""
-    if out is not None and operator.out_is_tensor:
+    """Convert ``out`` to a tuple with an entry for each output, if it is None, a tensor or a list.
+
+    Anything else is left to :func:`out_entries`, which refuses it.
+    """
+    if out is None:
+        return (None,) * len(operator.all_outputs)
+    if operator.out_is_tensor:
         return (out,)
     return tuple(out) if isinstance(out, (tuple, list)) else out
 
@@ -26,8 +32,6 @@ def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
         TypeError: ``out`` is neither a tuple nor a list.
         ValueError: it has too few entries, or too many.
     """
-    if out is None:
-        return (None,) * len(outputs)
     allowed = f"allowed: a tuple of {len(outputs)} tensors or Nones"
     if type(out) is not tuple:
         raise TypeError(f"out: a {type(out).__name__}; {allowed}")
@@ -45,7 +49,8 @@ class Arguments:
         like: one of the caller's tensors; new results are of its type and on its device.
         first, device: the name of the tensor that decides the device, and that device.
         opened: the opened tensors.
-        tensors: the same tensors as the framework's plain ones, which most are from the start.
+        tensors: the same tensors as the framework's plain ones.
+        is_plain: whether all of the caller's were plain already.
         specs: the specs of the opened tensors, by the names of the operator's inputs and outputs.
         key: the signature, which is all that a plan depends on.
         addresses: the address of each tensor; 0 where absent.
@@ -86,6 +91,7 @@ class Arguments:
             for index, (name, value) in enumerate(zip(names, self.values, strict=True))
         ]
         self.tensors = [None if each is None else each.tensor for each in self.opened]
+        self.is_plain = all(map(operators.is_, self.values, self.tensors))
         self.addresses = [
             0 if each is None else each.located(name)
             for name, each in zip(names, self.opened, strict=True)

@@ -6,18 +6,52 @@ since a caller that has a tensor has loaded it.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import devices, dlpack, dtypes, layout, memory, native, pages
+from . import devices, dlpack, dtypes, layout, memory, pages
 from .dtypes import DType
 from .tensor import KINDS, Opened, TensorSpec
+
+
+class Seen(NamedTuple):
+    """The tensors of a call that needs no more checks than those of its memory.
+
+    It takes the place of :class:`.Arguments` in a call with the signature of an earlier one.
+
+    Attributes:
+        framework: the framework of all tensors.
+        values, tensors: the tensors as the caller passed them; None where absent.
+        addresses: the address of each tensor; 0 where absent.
+        signature: the shapes, strides, dtypes and devices.
+        rooms: the bytes of each tensor's storage from its first element on, where a storage may be
+            smaller than its tensor.
+        kept: what keeps the memory alive even if other code replaces that of a tensor.
+        opened: nothing, since no tensor was opened.
+    """
+
+    framework: Framework
+    values: tuple[Any, ...]
+    addresses: list[int]
+    signature: tuple[Any, ...]
+    rooms: Sequence[int] = ()
+    kept: Sequence[Any] = ()
+    opened: None = None
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        return self.values
+
+    @property
+    def like(self) -> Any:
+        return self.values[0]
 
 
 class Framework(ABC):
@@ -26,10 +60,11 @@ class Framework(ABC):
     Attributes:
         name: the kind of its tensors, in messages.
         trusted: whether its tensors describe only memory that can be read.
+        copies: whether it makes tensors faster from one with the same spec.
     """
 
     name: str
-    trusted = True
+    trusted = copies = True
 
     @abstractmethod
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
@@ -56,16 +91,19 @@ class Framework(ABC):
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
-    def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
-        """A function that makes new tensors with this spec, from one of the caller's tensors.
+    def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:
+        """What can be seen of plain tensors at a glance; None if there is another among them.
 
-        ``alike`` says whether that tensor, which is on ``device``, has the same spec.
+        ``outputs`` is the index of the first tensor that is to be written.
+        """
+        return None
+
+    def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
+        """A function that makes new tensors with this spec, as :meth:`new` does from ``like``.
+
+        ``alike`` says that ``like`` will be an opened tensor on the device with the same spec.
         """
         return lambda like: self.new(spec, device, like)
-
-    def is_plain(self, spec: TensorSpec, device: str) -> bool:
-        """Whether compiled code may make such tensors by itself."""
-        return False
 
     def new(self, spec: TensorSpec, device: str, like: Any) -> Any:
         """A new tensor on a device, where ``like``, one of the caller's tensors, is too."""
@@ -80,19 +118,40 @@ class Framework(ABC):
         return value
 
 
+class _Interface(ctypes.Structure):
+    """NumPy's PyArrayInterface, which ``__array_struct__`` of an array tells the address of.
+
+    Reading it takes half the time of ``ctypes.data``, and a third of that of
+    ``__array_interface__``.
+    """
+
+    _fields_ = (
+        ("two", ctypes.c_int),
+        ("rank", ctypes.c_int),
+        ("kind", ctypes.c_char),
+        ("itemsize", ctypes.c_int),
+        ("flags", ctypes.c_int),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("data", ctypes.c_size_t),
+    )
+
+
+#: The flag of an array that can be written.
+_WRITEABLE = 0x400
+_interface_at = _Interface.from_address
+
+
 def address_of(new: Any) -> int:
     """The address of a new tensor that a framework's method made."""
-    return int(new.ctypes.data if isinstance(new, np.ndarray) else new.data_ptr())
+    if isinstance(new, np.ndarray):
+        return int(_interface_at(dlpack.get_pointer(new.__array_struct__, None)).data)
+    return int(new.data_ptr())
 
 
 def _has_gaps(spec: TensorSpec) -> bool:
     """Whether a tensor's elements have gaps between them, which no framework's copy would have."""
     return layout.dense_like(spec.shape, spec.strides) != spec.strides
-
-
-def _is_special(spec: TensorSpec, device: str) -> bool:
-    """Whether PyTorch does not make such a tensor alone: one of huge pages, or with gaps."""
-    return (spec.nbytes >= pages.HUGE and device == devices.CPU) or _has_gaps(spec)
 
 
 class NumPy(Framework):
@@ -132,19 +191,33 @@ class NumPy(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.nbytes
-        flat = np.empty(size, np.uint8) if size < memory.ALIGNED else memory.aligned(size)
-        strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
-        return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
+        flat = None if size < memory.ALIGNED else memory.aligned(size)
+        return np.ndarray(spec.shape, spec.dtype.numpy, flat, 0, spec.steps)
 
-    def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
-        if spec.nbytes >= memory.ALIGNED or _has_gaps(spec):
-            return super().maker(spec, alike, device)
-        if alike:
+    def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
+        if alike and spec.nbytes < memory.ALIGNED and not _has_gaps(spec):
             return np.empty_like
-        # Not `empty_like` of an array: a plan that kept one would keep as much memory as a result.
-        shape, dtype = spec.shape, spec.dtype.numpy
-        strides = tuple([step * dtype.itemsize for step in spec.strides])
-        return lambda like: np.ndarray(shape, dtype, None, 0, strides)
+        return super().maker(spec, device, alike)
+
+    def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:
+        signature: list[Any] = []
+        addresses: list[int] = []
+        for index, value in enumerate(values):
+            if value is None:
+                signature.append(None)
+                addresses.append(0)
+                continue
+            if type(value) is not np.ndarray:
+                return None
+            interface = _interface_at(dlpack.get_pointer(value.__array_struct__, None))
+            if index >= outputs and not interface.flags & _WRITEABLE:
+                return None
+            address = interface.data
+            if not address:
+                return None
+            signature += value.shape, value.strides, value.dtype
+            addresses.append(address)
+        return Seen(self, values, addresses, tuple(signature))
 
 
 class Torch(Framework):
@@ -164,7 +237,6 @@ class Torch(Framework):
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._increment = torch.autograd.graph.increment_version
         COUNTED.update(self._plain)
-        native.find_torch(torch)
 
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
         plain = self._torch.Tensor.__torch_dispatch__
@@ -238,26 +310,37 @@ class Torch(Framework):
             pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
 
-    def is_plain(self, spec: TensorSpec, device: str) -> bool:
-        return device == devices.CPU and not _is_special(spec, device)
+    def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
+        # PyTorch reads a tensor 1 µs faster than a shape, strides, a dtype and a device.
+        if alike and device == devices.CPU and spec.nbytes < pages.HUGE and not _has_gaps(spec):
+            return lambda like: self._plainly(self._torch.empty_like(like))
+        return super().maker(spec, device, alike)
 
-    def maker(self, spec: TensorSpec, alike: bool, device: str) -> Callable[[Any], Any]:
-        if _is_special(spec, device):
-            return super().maker(spec, alike, device)
-        if alike:
-            return self._torch.empty_like  # type: ignore[no-any-return]
-        # In a layer PyTorch reads a template, which needs no memory, 1.5 µs faster than a shape,
-        # strides, a dtype and a device.
-        empty_like, template = self._torch.empty_like, None
-
-        def make(like: Any) -> Any:
-            nonlocal template
-            if template is None:
-                template = self.new(spec, device, like)
-                template.untyped_storage().resize_(0)
-            return empty_like(template)
-
-        return make
+    def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:
+        signature: list[Any] = []
+        addresses: list[int] = []
+        rooms: list[int] = []
+        storages: list[Any] = []
+        try:
+            for value in values:
+                if value is None:
+                    signature.append(None)
+                    addresses.append(0)
+                    rooms.append(sys.maxsize)
+                    continue
+                if type(value) not in self._plain or value.is_neg():
+                    return None
+                storage = value.untyped_storage()
+                start, offset = storage.data_ptr(), value.storage_offset() * value.itemsize
+                if not start:
+                    return None
+                signature += value.shape, value.stride(), value.dtype, value.device
+                addresses.append(start + offset)
+                rooms.append(storage.nbytes() - offset)
+                storages.append(storage)
+        except RuntimeError:  # a batched, sparse or nested tensor lacks some of it
+            return None
+        return Seen(self, values, addresses, tuple(signature), rooms, storages)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         options = {"dtype": self._to_torch[spec.dtype], "device": getattr(like, "device", device)}
@@ -266,16 +349,6 @@ class Torch(Framework):
     def bytes_on(self, device: str, size: int) -> Any:
         """A new tensor of ``size`` bytes on a GPU."""
         return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
-
-    def model_of_bytes(self, device: str, size: int) -> tuple[Callable[[Any], Any], Any]:
-        """A function that makes a tensor of ``size`` bytes on a GPU, and the function's argument.
-
-        The argument keeps no memory, which would count as the memory of a CUDA graph that is being
-        captured.
-        """
-        model = self.bytes_on(device, size)
-        model.untyped_storage().resize_(0)
-        return self._torch.empty_like, model
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
         """A tensor with this spec over a DLPack producer's memory of bytes."""
@@ -309,7 +382,7 @@ class DLPack(Framework):
     """Any object with ``__dlpack__``; its array namespace converts results to its own type."""
 
     name = "DLPack producer"
-    trusted = False
+    trusted = copies = False
 
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
         device = dlpack.device_of(name, value)
@@ -374,6 +447,16 @@ def of(name: str, value: Any) -> Framework:
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
 
 
+def seen(values: tuple[Any, ...], outputs: int) -> Seen | None:
+    """As :meth:`Framework.seen`, of the framework of the first tensor."""
+    first = values[0]
+    if type(first) is np.ndarray:
+        return _numpy.seen(values, outputs)
+    if not COUNTED and isinstance(first, getattr(sys.modules.get("torch"), "Tensor", ())):
+        of_torch()  # the types are known from then on
+    return of_torch().seen(values, outputs) if type(first) in COUNTED else None
+
+
 @cache
 def of_torch() -> Torch:
     """The interface to PyTorch, which is imported unless it is loaded already."""
@@ -387,7 +470,3 @@ def written(values: Iterable[Any]) -> None:
     tensors = [value for value in values if type(value) in COUNTED]
     if tensors:
         of_torch().wrote(tensors)
-
-
-#: Compiled code calls it where it cannot count writes itself.
-native.known[native.WRITTEN] = id(written)

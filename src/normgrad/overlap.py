@@ -1,17 +1,19 @@
 """The exact alias check of a call's memory, before anything is written, with its error messages.
 
 Every tensor must have memory. The caller's outputs must be writable, and must not share a byte with
-another argument, except that some may have exactly the memory of an input. The compiled check
-(alias_check.py) passes the simple cases; a call that fails there is checked here.
+another argument, except that some may have exactly the memory of an input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
-from . import devices, layout, pages
+from . import layout, pages
 from .arguments import Arguments
+from .frameworks import Seen
 from .tensor import TensorSpec
 
 
@@ -44,11 +46,8 @@ class Place(NamedTuple):
         return other.name in self.in_place and other.spec == self.spec
 
     def overlaps(self, address: int, other: Place, other_address: int) -> bool:
-        """Whether two tensors share a byte."""
-        if (
-            address + self.high <= other_address + other.low
-            or other_address + other.high <= address + self.low
-        ):
+        """Whether this output shares a byte with another tensor, and must not."""
+        if address == other_address and self.may_be(other):
             return False
         return layout.overlap(self.spec.region(address), other.spec.region(other_address))
 
@@ -73,66 +72,103 @@ Places = Sequence[Place | None]
 
 
 def check(
-    arguments: Arguments,
+    call: Arguments | Seen,
     inputs: Places,
     outputs: Places,
-    workspace: layout.Region | None,
+    workspace: tuple[layout.Region, Any] | None,
+    on_gpu: bool,
 ) -> None:
     """Check the memory of a call's tensors, and of a workspace that the caller provided.
+
+    ``workspace`` is the part of its memory that is used, and its owner.
 
     Raises:
         TypeError: a tensor without memory.
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
-    on_gpu = arguments.device != devices.CPU
-    probes_inputs = not (arguments.framework.trusted or on_gpu)
-    tensors = list(zip(arguments.opened, arguments.addresses, strict=True))
-    taken: list[tuple[Place, int]] = []
-    # The original memory of inputs that were copied to be read: writing to it would change them.
-    copied: list[tuple[str, layout.Region]] = []
-    for place, (opened, address) in zip(inputs, tensors, strict=False):
-        if place is None or opened is None:
+    probes_inputs = not (call.framework.trusted or on_gpu)
+    count = len(inputs)
+    # The first byte of each tensor, one past its last, its place and its address.
+    taken: list[tuple[int, int, Place, int]] = []
+    for place, value, address in zip(inputs, call.tensors, call.addresses, strict=False):
+        if place is None or value is None:
             continue
-        place.check_address(opened.tensor, address, on_gpu)
+        if on_gpu or not address:
+            place.check_address(value, address, on_gpu)
+        low, high = address + place.low, address + place.high
         if probes_inputs:
-            reason = pages.unreadable(address + place.low, address + place.high)
+            reason = pages.unreadable(low, high)
             if reason is not None:
                 raise ValueError(f"{place.name}: {reason}")
-        taken.append((place, address))
-        if opened.original is not None:
-            copied.append((place.name, opened.original))
+        taken.append((low, high, place, address))
+    opened = call.opened or ()
+    unwritable = _newly_unwritable if call.opened is None else _unwritable
+    # The original memory of inputs that were copied to be read: writing to it would change them.
+    copied = [
+        (place.name, each.original)
+        for place, each in zip(inputs, opened, strict=False)
+        if place is not None and each is not None and each.original is not None
+    ]
 
     def check_copied(name: str, region: layout.Region) -> None:
         for other, original in copied:
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
-    for place, (opened, address) in zip(outputs, tensors[len(inputs) :], strict=True):
-        if place is None or opened is None:
+    for index, place in enumerate(outputs, count):
+        value, address = call.tensors[index], call.addresses[index]
+        if place is None or value is None:
             continue
-        place.check_address(opened.tensor, address, on_gpu)
-        reason = opened.read_only
+        if on_gpu or not address:
+            place.check_address(value, address, on_gpu)
+        each = opened[index] if opened else None
+        reason = each.read_only if each is not None else None
         # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that the
         # framework did not allocate.
+        low, high = address + place.low, address + place.high
         if reason is None and not on_gpu:
-            reason = pages.unwritable(address + place.low, address + place.high)
+            reason = unwritable(value, low, high)
         if reason is not None:
             raise ValueError(f"{place.name}: {reason}")
-        for other, elsewhere in taken:
-            if address == elsewhere and place.may_be(other):
-                continue
-            if place.overlaps(address, other, elsewhere):
+        for first, end, other, elsewhere in taken:
+            if first < high and low < end and place.overlaps(address, other, elsewhere):
                 raise _shares(place.name, other.name, place.in_place)
-        check_copied(place.name, place.spec.region(address))
-        taken.append((place, address))
+        if copied:
+            check_copied(place.name, place.spec.region(address))
+        taken.append((low, high, place, address))
     if workspace is not None:
-        reason = None if on_gpu else pages.unwritable(*workspace.bounds())
+        region, owner = workspace
+        low, high = region.bounds()
+        reason = None if on_gpu else unwritable(owner, low, high)
         if reason is not None:
             raise ValueError(f"workspace: {reason}")
-        for other, elsewhere in taken:
-            if layout.overlap(workspace, other.spec.region(elsewhere)):
+        for first, end, other, elsewhere in taken:
+            is_near = first < high and low < end
+            if is_near and layout.overlap(region, other.spec.region(elsewhere)):
                 raise _shares("workspace", other.name)
-        check_copied("workspace", workspace)
+        check_copied("workspace", region)
+
+
+#: Tensors and workspaces that were found writable, by their identities and bounds, for as long as
+#: they live. To ask the system takes a microsecond, and 30 ns for each page.
+_writable: WeakValueDictionary[tuple[int, int, int], Any] = WeakValueDictionary()
+
+
+def _unwritable(owner: Any, first: int, end: int) -> str | None:
+    """The reason why the bytes of a tensor or workspace cannot be written; None if they can."""
+    return pages.unwritable(first, end)
+
+
+def _newly_unwritable(owner: Any, first: int, end: int) -> str | None:
+    """As :func:`_unwritable`, but None for memory that was found writable before."""
+    key = id(owner), first, end
+    if _writable.get(key) is owner:
+        return None
+    reason = _unwritable(owner, first, end)
+    if reason is None:
+        with suppress(TypeError):  # not every object can be referred to weakly
+            _writable[key] = owner
+    return reason
 
 
 def _shares(name: str, other: str, in_place: Sequence[str] = ()) -> ValueError:

@@ -22,14 +22,6 @@ from pathlib import Path
 #: keep their contents. The call fails if the access would.
 POPULATE_READ, POPULATE_WRITE = 22, 23
 
-#: The flag with which msync(2) does nothing on Linux, but fails if a page is not mapped.
-MS_ASYNC = 1
-
-#: Outputs of at most this many pages are checked page by page in each call, which takes half a
-#: microsecond. A page takes 30 ns, so all pages of 4 MiB would add 5 % to the time of batch norm's
-#: gradients.
-FEW = 16
-
 #: PyTorch results of at least this size ask for huge pages, as NumPy's arrays do. With them, batch
 #: norm's gradients in new memory of 50 to 196 MiB took 0.42 to 0.47 of the time.
 HUGE = 4 << 20
@@ -54,31 +46,12 @@ _READABLE, _WRITABLE, _SHARED = 1, 2, 8
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The C library, whose madvise and msync are declared; None on other systems than Linux."""
+    """The C library, whose madvise is declared; None on other systems than Linux."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None, use_errno=True)
-    for call in (library.madvise, library.msync):
-        call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return library
-
-
-@cache
-def probe_addresses() -> tuple[int, int]:
-    """The addresses of madvise(2) and msync(2); 0 where pages cannot be populated."""
-    library = _library()
-    if library is None:
-        return 0, 0
-    with mmap.mmap(-1, mmap.PAGESIZE) as page:
-        view = ctypes.c_char.from_buffer(page)
-        address = ctypes.addressof(view)
-        del view
-        if library.madvise(address, mmap.PAGESIZE, POPULATE_WRITE) != 0:
-            return 0, 0  # an older Linux
-    madvise, msync = (
-        ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.madvise, library.msync)
-    )
-    return madvise, msync
 
 
 def advise(first: int, end: int, advice: int) -> None:

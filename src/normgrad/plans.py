@@ -7,21 +7,27 @@ cache, allocates the outputs that the caller did not provide, and runs the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import cached_property
+from itertools import compress
+from operator import gt
 from typing import Any, NoReturn, TypeVar
 
-from . import contract, devices, frameworks, layout, memory, native, views
+from . import contract, devices, frameworks, layout, memory, views
 from .arguments import Arguments, out_entries, out_tuple
 from .backends import choice
 from .contract import Operator, Specs
+from .frameworks import Framework, Seen
 from .options import Options
 from .overlap import Place, check, used
 from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
 from .workspaces import scratch
 
+#: What makes a new result: its index, its place, a function, and the index of the input that the
+#: function takes, or None for any.
+_Maker = tuple[int, Place, Callable[[Any], Any], int | None]
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
@@ -72,6 +78,7 @@ class Plan:
         present = contract.counted(operator, options, specs)
         self.name = operator.name
         self.device = device
+        self._on_gpu = device != devices.CPU
         self._operator = operator
         self._names = operator.names
         self._expected = tuple(map(specs.get, self._names))
@@ -81,11 +88,9 @@ class Plan:
         problem = views.problem(operator, options, present, outputs, read_next)
         self._program: Any = backend.build(problem)
         self.workspace_size = self._program.workspace_size
-        self._runner: Any = None
-        #: What compiled code needs to run the plan; None before it has stored a call's signature.
-        self.ready: native.Ready | None = None
-        self._enter: Callable[..., Any] = native.nothing_known
-
+        #: The signatures of earlier runs, whose tensors fitted the plan.
+        self._known: dict[Hashable, None] = {}
+        self._makers: dict[Framework, list[_Maker]] = {}
         self._roles = operator.roles(options)
         self._present = present
         self._shown = names
@@ -161,13 +166,16 @@ class Plan:
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
         given = out_tuple(self._operator, out)
-        again = self._enter(self.ready, tensors, given, workspace)
-        if again is not None:
-            return self._operator.result(again)
+        seen = _seen(tensors, given)
+        if seen is not None and seen.signature in self._known and self._holds(seen):
+            return self.run_checked(seen, workspace)
         given = out_entries(self._wanted, given)
         arguments = Arguments(self._operator, self._wanted, tensors, given)
         self._compare(arguments)
-        return self.run_checked(arguments, workspace)
+        result = self.run_checked(arguments, workspace)
+        if seen is not None and arguments.is_plain:
+            keep(self._known, seen.signature, None)
+        return result
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Put the tensors passed to :meth:`run`, by position or by name, in the operator's order.
@@ -192,30 +200,6 @@ class Plan:
         name = next(name for name in names[: len(tensors)] if name in named)
         raise TypeError(f"{name}: given twice, by position and by name")
 
-    def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
-        """Store the signature of these tensors in the entry table, if opening converted none.
-
-        Compiled code can then run calls of the same signature without Python's checks.
-        """
-        both = zip(arguments.values, arguments.tensors, strict=True)
-        if self._runner is None or any(value is not plain for value, plain in both):
-            return
-        makers: list[tuple[Callable[[Any], Any] | None, int, bool]] = []
-        for place in self._outputs:
-            if place is None:
-                makers.append((None, 0, False))
-                continue
-            spec = place.spec
-            alike = spec in self._expected
-            made = arguments.framework.maker(spec, alike, self.device)
-            plain = arguments.framework.is_plain(spec, self.device)
-            makers.append((made, self._expected.index(spec) if alike else 0, plain))
-        tensors = arguments.values[: len(self._names)]
-        ready = self._runner.learn(tensors, tuple(results), makers)
-        if ready is not None:
-            # In this order: given no plan, compiled code would answer with the call's key.
-            self.ready, self._enter = ready, self._runner.enter
-
     def _compare(self, arguments: Arguments) -> None:
         """Raise a ValueError if a tensor differs from the plan's device or specs."""
         if arguments.device != self.device:
@@ -238,54 +222,101 @@ class Plan:
                     "plan"
                 )
 
-    def run_checked(self, arguments: Arguments, workspace: Any, counts: bool = True) -> Any:
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The bytes that each input and output needs from its first element on."""
+        return tuple(place.high if place else 0 for place in (*self._inputs, *self._outputs))
+
+    @cached_property
+    def _slots(self) -> tuple[int, ...]:
+        """The index of each input and output among a run's addresses; the last of all if absent."""
+        return tuple(place.slot if place else PLACES for place in (*self._inputs, *self._outputs))
+
+    @cached_property
+    def _runner(self) -> Any:
+        """What computes on addresses; None if there is nothing to compute."""
+        is_any = self._backend.computes(self._program)
+        return self._backend.runner(self._program) if is_any else None
+
+    def _holds(self, seen: Seen) -> bool:
+        """Whether no storage is too small for its tensor, of the plan's specs."""
+        return not any(map(gt, self._ends, seen.rooms))
+
+    def run_checked(self, call: Arguments | Seen, workspace: Any, counts: bool = True) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory.
 
         ``counts`` is whether writes to the caller's results are counted for autograd.
         """
-        framework, like = arguments.framework, arguments.like
-        inputs, outputs = self._inputs, self._outputs
-        addresses = [0] * PLACES
-        for place, address in zip((*inputs, *outputs), arguments.addresses, strict=True):
-            if place is not None:
-                addresses[place.slot] = address
+        first = len(self._names)
+        results = list(call.values[first:])
+        makers = self._makers.get(call.framework) or self._makers_of(call.framework)
+        for index in self._absent:
+            results[index] = None
+        is_given = [value is not None for value in results]
+        start, _owner, region = self._scratch(workspace)
+        if True in is_given or region or call.opened or self._on_gpu:
+            check(call, self._inputs, self._outputs, region, self._on_gpu)
+
+        addresses = [0] * (PLACES + 1)
+        for slot, address in zip(self._slots, call.addresses, strict=True):
+            addresses[slot] = address
+        addresses[WORKSPACE] = start
         if self._unread:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
         addresses[Role.GRAD_OUT] = addresses[Role.GRAD_OUT] or addresses[Role.INPUT]
-        results = list(arguments.values[len(inputs) :])
-        made: dict[int, Any] = {}
-        for index, place in enumerate(outputs):
-            if place is None:
-                results[index] = None
-            elif results[index] is None:
-                with memory.allocating(self._wanted[index].name, place.spec.nbytes):
-                    made[index] = framework.new(place.spec, self.device, like)
-                addresses[place.slot] = frameworks.address_of(made[index])
-        given = None
-        if self.workspace_size:
-            alignment = self._backend.alignment
-            start, _owner = scratch(self.workspace_size, alignment, workspace, self.device)
-            addresses[WORKSPACE] = start
-            if workspace is not None:
-                given = layout.Region(start, (used(self.workspace_size, alignment),), (1,), 1)
+        for index, place, make, like in makers:
+            if not is_given[index]:
+                try:
+                    results[index] = new = make(call.like if like is None else call.tensors[like])
+                except (MemoryError, RuntimeError):
+                    with memory.allocating(self._wanted[index].name, place.spec.nbytes):
+                        raise
+                addresses[place.slot] = frameworks.address_of(new)
+        if self._runner is not None:
+            self._runner.run(addresses[:PLACES])
 
-        check(arguments, inputs, outputs, given)
-        if self._backend.computes(self._program):
-            if self._runner is None:
-                self._runner = self._backend.runner(self._program, inputs, outputs)
-            self._runner.run(addresses)
-
-        if counts:
-            frameworks.written(arguments.tensors[len(inputs) :])
-        for index, new in made.items():
-            results[index] = framework.result(new, like)
-        self._learn(arguments, results)
+        if counts and True in is_given:
+            frameworks.written(compress(call.tensors[first:], is_given))
+        if call.opened:
+            for index, *_ in makers:
+                if not is_given[index]:
+                    results[index] = call.framework.result(results[index], call.like)
         return self._operator.result(results)
+
+    @cached_property
+    def _absent(self) -> tuple[int, ...]:
+        """The indices of results that are not computed; their entries of ``out`` are ignored."""
+        return tuple(index for index, place in enumerate(self._outputs) if place is None)
+
+    def _makers_of(self, framework: Framework) -> list[_Maker]:
+        """What makes new results, if possible of an input that has the result's spec."""
+        makers = []
+        for index, place in enumerate(self._outputs):
+            if place is not None:
+                alike = framework.copies and place.spec in self._expected
+                like = self._expected.index(place.spec) if alike else None
+                make = framework.maker(place.spec, self.device, alike)
+                makers.append((index, place, make, like))
+        self._makers[framework] = makers
+        return makers
+
+    def _scratch(self, workspace: Any) -> tuple[int, Any, tuple[layout.Region, Any] | None]:
+        """The workspace's address and owner; and its used part, with the owner, if it is given."""
+        size, alignment = self.workspace_size, self._backend.alignment
+        if not size:
+            return 0, None, None
+        start, owner = scratch(size, alignment, workspace, self.device)
+        if workspace is None:
+            return start, owner, None
+        return start, owner, (layout.Region(start, (used(size, alignment),), (1,), 1), owner)
 
 
 _plans: dict[Hashable, Plan] = {}
-#: The plans that compiled code can run: by (operator's name, ``read_next``), then by call's key.
-_ready: dict[tuple[str, bool], dict[bytes, native.Ready]] = {}
+#: The plans of calls that need no more checks than those of their memory, by (operator,
+#: ``read_next``, the options and their types, the tensors' signature).
+_ready: dict[Hashable, Plan] = {}
+#: The types of options that are told apart by their values and types.
+_PLAIN = frozenset((bool, int, float, tuple, type(None)))
 
 
 def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
@@ -310,28 +341,41 @@ def call(
     :class:`.problem.Problem`, and ``counts`` as in :meth:`Plan.run_checked`.
     """
     given = out_tuple(operator, out)
-    more = () if counts else (True,)
-    again = native.answer(ready_plans(operator, read_next), tensors, given, choices, *more)
-    if again is not None:
-        return operator.result(again)
+    seen, kinds, key = _seen(tensors, given), _kinds(choices), None
+    if seen is not None and kinds is not None:
+        key = operator, read_next, choices, kinds, seen.signature
+        plan = _ready.get(key)
+        if plan is not None and plan._holds(seen):
+            return plan.run_checked(seen, None, counts)
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, out_entries(outputs, given))
-    key = (operator.name, options, read_next, arguments.key)
-    plan = _plans.get(key)
+    checked = (operator.name, options, read_next, arguments.key)
+    plan = _plans.get(checked)
     if plan is None:
         specs = arguments.specs
         wanted = contract.check(operator, options, specs, specs)
         plan = Plan(operator, options, specs, wanted, device=arguments.device, read_next=read_next)
-        keep(_plans, key, plan)
+        keep(_plans, checked, plan)
     result = plan.run_checked(arguments, None, counts)
-    if plan.ready is not None:
-        seen = native.answer(None, tensors, given, choices)
-        if seen is not None:
-            keep(ready_plans(operator, read_next), seen, plan.ready)
+    if key is not None and arguments.is_plain:
+        keep(_ready, key, plan)
     return result
 
 
-def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready]:
-    """The plans of an operator's earlier calls, by the keys that ``native.answer`` returns."""
-    return _ready.setdefault((operator.name, read_next), {})
+def _seen(tensors: tuple[Any, ...], given: Any) -> Seen | None:
+    """What a framework sees of a call's tensors, and of ``out`` from :func:`.out_tuple`."""
+    if type(given) is not tuple:
+        return None
+    return frameworks.seen((*tensors, *given), len(tensors))
+
+
+def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The types of options, by which 1, 1.0 and True differ; None if one is of another type."""
+    kinds: list[Any] = []
+    for value in values:
+        kind = type(value)
+        kinds.append(kind)
+        if kind is tuple:
+            kinds += map(type, value)
+    return tuple(kinds) if _PLAIN.issuperset(kinds) else None

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import dtypes, layout
@@ -103,6 +104,11 @@ class TensorSpec:
         """The offsets of the first byte and of one past the last from the tensor's address."""
         low, high = layout.extent(self.shape, self.strides)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The strides in bytes."""
+        return tuple([step * self.dtype.itemsize for step in self.strides])
 
     def region(self, address: int) -> layout.Region:
         """The memory of a tensor with this spec at ``address``."""

@@ -31,22 +31,18 @@ def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int
         if given < size:
             raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
     elif device == devices.CPU:
-        with memory.allocating("workspace", size):
+        try:
             owner = np.empty(size, np.uint8)
-        start = owner.ctypes.data
+        except MemoryError:
+            with memory.allocating("workspace", size):
+                raise
+        start = frameworks.address_of(owner)
     else:
         # It may be freed before the kernels end, since PyTorch's allocator reuses it only for later
         # work on the same stream.
         owner = frameworks.of_torch().bytes_on(device, size)
         start = owner.data_ptr()
     return -(-start // alignment) * alignment, owner
-
-
-def model(size: int, device: str) -> tuple[Callable[[Any], Any], Any]:
-    """A function that makes a new workspace of ``size`` bytes, and the function's argument."""
-    if device == devices.CPU:
-        return np.empty_like, np.broadcast_to(np.uint8(0), (size,))
-    return frameworks.of_torch().model_of_bytes(device, size)
 
 
 class Memory(NamedTuple):
@@ -150,6 +146,11 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         framework = frameworks.of_torch()
+        seen = framework.seen((value,), 0)
+        if seen is not None and value.is_cpu and value.is_contiguous():
+            address, size = seen.addresses[0], value.nbytes
+            if seen.rooms[0] >= size:
+                return Memory(address, size, value, True)
         device = framework.device(name, value)
         if device != devices.CPU:
             raise ValueError(f"{name}: on device {device}; allowed: cpu")
@@ -181,4 +182,4 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         )
     if not isinstance(value, np.ndarray):
         array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-    return Memory(array.ctypes.data, array.nbytes, array, writeable)
+    return Memory(frameworks.address_of(array), array.nbytes, array, writeable)

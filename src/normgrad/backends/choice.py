@@ -21,7 +21,6 @@ from ..settings import SettingError
 from .cpu import program as cpu
 
 if TYPE_CHECKING:
-    from ..overlap import Places
     from ..problem import Problem
     from .cpu import runtime as cpu_runtime
     from .triton import program as triton
@@ -61,8 +60,8 @@ class _Cpu:
     def computes(self, program: cpu.Program) -> bool:
         return bool(program.steps)
 
-    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> cpu_runtime.Runner:
-        runner: cpu_runtime.Runner = _runtime().Runner(program, inputs, outputs)
+    def runner(self, program: cpu.Program) -> cpu_runtime.Runner:
+        runner: cpu_runtime.Runner = _runtime().Runner(program)
         return runner
 
 
@@ -84,20 +83,18 @@ class _Triton:
     def computes(self, program: triton.Program) -> bool:
         return bool(program.launches)
 
-    def runner(
-        self, program: triton.Program, inputs: Places, outputs: Places
-    ) -> triton_runtime.Runner:
+    def runner(self, program: triton.Program) -> triton_runtime.Runner:
         with loading():
             from .triton import runtime, selfcheck
         if not self._checked:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
-        return runtime.Runner(program, self._index, inputs, outputs, _runtime().launch())
+        return runtime.Runner(program, self._index)
 
 
 #: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says
-#: whether that has anything to run; ``runner`` makes its runner, for tensors at these places, which
-#: is an :class:`.Entry` whose ``run`` computes on addresses in the order of :class:`.problem.Role`.
-#: Programs start their part of a workspace at a multiple of ``alignment`` bytes.
+#: whether that has anything to run; ``runner`` makes its runner, whose ``run`` computes on
+#: addresses in the order of :class:`.problem.Role`. Programs start their part of a workspace at a
+#: multiple of ``alignment`` bytes.
 Backend = _Cpu | _Triton
 
 _CPU = _Cpu()

@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import contract, devices, native
+from .. import contract, devices
 from ..plans import call
 from . import collectives, watching
 from .kernels import output_for
@@ -154,9 +152,7 @@ def _norm(
 
     Each time the dispatcher calls Python costs an operator some microseconds. If no transform,
     mode, tracer or tensor subclass needs to see the operator, the call bypasses PyTorch's
-    dispatcher. The kernels and the autograd nodes are the same. A call that finds the plan of an
-    earlier one runs few Python functions: in a model, where other layers have evicted them from the
-    CPU's caches, each costs microseconds, which a benchmark of a single layer does not show.
+    dispatcher. The kernels and the autograd nodes are the same.
     """
     running = tensors[3:]
     is_stored = bool(running and choices[0] and running[0] is not None)  # batch norm's ``training``
@@ -171,21 +167,6 @@ def _norm(
         and isinstance(tensors[0], Tensor)
         and tensors[0].is_cuda
     )
-    # What the compiler and forward-mode derivatives must see; compiled code asks the rest of
-    # ``watching.unwatched``.
-    if not (
-        is_dynamo_compiling()
-        or forward_ad._current_level >= 0
-        or converts
-        or (running and any_requires_grad(*running))
-    ):
-        # Where a call below made an output of another layout than normgrad's own, the plan is of
-        # calls with such an output, and is not found.
-        made = native.answer(norm.plans, tensors, out, choices, True)
-        if made is not None:
-            if batches is not None:
-                _update(running, made[3:], batches)
-            return _with_node(norm, made, tensors, choices)
     alone = watching.unwatched() and watching.plain(*tensors)
     theirs: Callable[..., Tensor] = getattr(torch.nn.functional, function.__name__)
     if not alone:
@@ -239,12 +220,8 @@ def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) ->
     if norm is _RMS_NORM and not saved[0].requires_grad:
         # PyTorch's RMS norm saves neither of them here, so that both may change.
         saved = saved[0].clone(), saved[1].data
-    if choices[0]:
-        statistics = made[1:3]
-    else:
-        # A later batch may update the running statistics, which does not count as a change. Copies
-        # in compiled code take a quarter of the time of clones in a layer.
-        statistics = native.copies(tensors[3:], torch.empty_like) or clones(tensors[3:])
+    # A later batch may update the running statistics, which does not count as a change.
+    statistics = made[1:3] if choices[0] else clones(tensors[3:])
     kept = output, statistics, norm.shared(choices), saved
     result: Tensor = norm.node.apply(kept, *tensors[:3])
     return result

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 from torch.nn import Module
 
-from .. import native
 from . import collectives, functional, watching
 
 
@@ -88,9 +86,8 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         elif not self.track_running_stats:
             mean = var = batches = None
         # Counted first, as by PyTorch's layer: checkpointing ends a call that it repeats where
-        # autograd saves tensors. By compiled code, since PyTorch's addition takes a twentieth of a
-        # small layer's time.
-        if batches is not None and (is_dynamo_compiling() or native.add_one(batches) is None):
+        # autograd saves tensors.
+        if batches is not None:
             batches.add_(1)
         momentum = self.momentum
         if momentum is None:

@@ -21,10 +21,8 @@ from torch import Tensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
-from torch.compiler import is_dynamo_compiling
 
-from .. import native
-from ..plans import call, ready_plans
+from ..plans import call
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .schemas import NAMESPACE, SCHEMAS, Schema
@@ -176,7 +174,6 @@ class Norm:
     Attributes:
         name: normgrad's name of the norm, which PyTorch's function has too.
         schema, gradient: the schemas of the two operators.
-        plans, gradient_plans: the plans of their earlier calls.
         normalised: makes a Normalisation from the options that both operators have, the data and
             the statistics.
         shared: takes those of the norm's options that the gradients' operator has too.
@@ -201,8 +198,6 @@ class Norm:
         self.saved = itemgetter(0, 1, *others)
         self.schema, self.gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
         self.name, self.normalised = self.schema.operator.name, normalised
-        self.plans = ready_plans(self.schema.operator, read_next=True)
-        self.gradient_plans = ready_plans(self.gradient.operator, read_next=True)
         options = self.gradient.operator.options
         shared: list[Any] = [
             index
@@ -274,13 +269,8 @@ class Forward(Node):
         constants = ctx.constants or others
         order = norm.orders[bool(choices[0])]
         tensors = itemgetter(*order)((grad_out, input, weight, *constants, None))
-        # As in functional.py, compiled code asks the rest of ``unwatched``.
-        if not (torch.is_grad_enabled() or is_dynamo_compiling() or forward_ad._current_level >= 0):
-            found = native.answer(norm.gradient_plans, tensors, None, choices, True)
-            if found is None and unwatched() and plain(*tensors):
-                found = call(norm.gradient.operator, tensors, None, choices, read_next=True)
-            if found is not None:
-                return None, *found
+        if not torch.is_grad_enabled() and unwatched() and plain(*tensors):
+            return None, *call(norm.gradient.operator, tensors, None, choices, read_next=True)
         with _WithoutSubclasses():
             if not has_rules(grad_out):
                 return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)

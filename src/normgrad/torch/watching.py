@@ -26,10 +26,7 @@ _WITHOUT_RULES = (Tensor.__torch_function__.__func__, None)
 
 
 def unwatched() -> bool:
-    """Whether no transform, mode, compiler or tracer is active that must see operators.
-
-    Compiled code asks the same, but for the compiler and forward mode (``is_watched``).
-    """
+    """Whether no transform, mode, compiler or tracer is active that must see operators."""
     return not (
         is_recorded()
         or _C._len_torch_dispatch_stack()

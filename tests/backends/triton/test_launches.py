@@ -6,11 +6,7 @@ The driver is a library that only keeps what it is asked; everything on this sid
 from __future__ import annotations
 
 import multiprocessing
-import os
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,24 +92,15 @@ def test_every_launch_has_its_size_its_stream_and_all_arguments(in_process, kind
     made, calls = program(kind), [addresses(0), addresses(1), addresses(0)]
     found = in_process(fake_cuda.run, made, calls)
     assert planned(found["launches"]) == expected(made, calls)
-    assert found["by_triton"] == len(made.launches)  # of the first call
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_triton_asks_for_the_same(in_process, kind):
-    """Its launcher is what the other way has to agree with."""
-    made, calls = program(kind), [addresses(0), addresses(1)]
-    ours = in_process(fake_cuda.run, made, calls)
-    its = in_process(fake_cuda.run_without, "functions", made, calls)
-    assert its["launches"] == ours["launches"]
-    assert its["by_triton"] == len(its["launches"]) == 2 * len(made.launches)
-
-
-def test_kernels_that_do_not_suit_are_left_to_triton(in_process):
-    made, calls = program("three"), [addresses(0), addresses(1)]
-    found = in_process(fake_cuda.run_without, "suits", made, calls)
-    assert planned(found["launches"]) == expected(made, calls)
-    assert found["by_triton"] == 2 * len(made.launches)
+def test_the_driver_s_tables_say_the_same(in_process, kind):
+    """Triton's launcher is what they have to agree with."""
+    made, call = program(kind), addresses(0)
+    asked = in_process(fake_cuda.run, made, [call])["launches"]
+    found = in_process(fake_cuda.described, made, call)
+    assert found == [{key: launch[key] for key in found[0]} for launch in asked]
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
@@ -123,8 +110,6 @@ def test_hooks_are_called_at_every_launch(in_process, hook):
     names = [launch.kernel for launch in made.launches]
     assert found["told"] == [(name, fake_cuda.STREAM) for name in names * 2]
     assert planned(found["launches"]) == expected(made, calls)
-    assert found["by_triton"] == 2 * len(made.launches)
-    assert in_process(fake_cuda.run, made, calls)["by_triton"] == len(made.launches)
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
@@ -152,8 +137,6 @@ def test_kernels_run_on_the_tensors_device(in_process):
     for device in (1, 0):
         found = in_process(fake_cuda.run, made, calls, device)
         assert planned(found["launches"]) == expected(made, calls, device)
-        # Only PyTorch changes the current device.
-        assert found["by_triton"] == (2 if device else 1) * len(made.launches)
         assert found["device"] == 0
 
 
@@ -229,29 +212,3 @@ def test_without_a_driver(monkeypatch):
 
     monkeypatch.setattr(driver.ctypes, "CDLL", none)
     assert driver.functions.__wrapped__() is None
-
-
-def benchmark(rounds: str, **environment: str) -> Any:
-    program = Path(__file__).parents[3] / "benchmarks" / "launch_time.py"
-    command = [sys.executable, program, "--rounds", rounds]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-
-
-def test_the_benchmark_says_what_it_wants():
-    done = benchmark("0")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("error: --rounds: 0; allowed: 1 or more\n")
-    done = benchmark("1", PATH="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(
-        "error: a C compiler: neither cc nor gcc is on PATH; allowed: one\n"
-    )
-
-
-def test_the_benchmark():
-    done = benchmark("1")
-    assert done.returncode == 0, done.stderr
-    rows = [line.split("  ") for line in done.stdout.splitlines()[1:]]
-    ways = [[word.strip() for word in row if word][1] for row in rows]
-    assert ways == ["run", "by Triton"] * 3

@@ -134,6 +134,12 @@ SUMS_USES, WRITE_USES, PARAMETER_USES = _step.each(3)
 USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
 
+_program = _Fields()
+# A program, as the driver takes it: the addresses of the block's template and of the steps, and the
+# number of steps.
+TEMPLATE, STEPS, STEP_COUNT = _program.each(3)
+PROGRAM_FIELDS = _program.end
+
 _job = _Fields()
 # A job tells a kernel what to do with a piece of the tensors, whose addresses are arguments beside
 # the job. J_CHANNEL is the number of the first channel; J_GAIN to J_SUMS are addresses of the

@@ -18,9 +18,7 @@ from . import (
     column_moments,
     columns,
     drive,
-    enter,
     forward_along,
-    launch,
     moves,
     row_moments,
     row_writes,
@@ -75,8 +73,6 @@ class Source(NamedTuple):
 def _sources() -> dict[str, Source]:
     found = {
         units.DRIVER: Source(drive.drive, drive.SIGNATURE),
-        units.ENTRY: Source(enter.function, enter.SIGNATURE),
-        units.LAUNCH: Source(launch.run, launch.SIGNATURE),
         units.OPENMP: Source(drive.share, drive.SHARE_SIGNATURE),
         units.START: Source(drive.start, drive.START_SIGNATURE),
         units.SERVE: Source(drive.serve, drive.SERVE_SIGNATURE),

@@ -209,12 +209,6 @@ def bits_to_double(emit: Emitter, bits: Any) -> Any:
     return emit.builder.bitcast(bits, F64)
 
 
-@instruction(lambda value: types.int64(types.float64))
-def bits_of(emit: Emitter, value: Any) -> Any:
-    """The bits of a float64."""
-    return emit.builder.bitcast(value, I64)
-
-
 @instruction(lambda value: types.int64(value))
 def plain(emit: Emitter, value: Any) -> Any:
     """A constant as a plain integer: a function is compiled anew for each literal argument."""
@@ -255,21 +249,6 @@ def call_for_pointer(emit: Emitter, function: Any, arguments: Any) -> Any:
     given = _as_words(builder, arguments)
     kind = ir.FunctionType(I64, [I64] * len(given))
     return builder.call(builder.inttoptr(function, kind.as_pointer()), given)
-
-
-def external(name: str, returns: types.Type = types.int64) -> Any:
-    """A function of Python's C API for kernels, by its name. It takes a tuple of integers and
-    pointers, and returns an integer, a pointer as an integer, or nothing useful."""
-
-    @instruction(lambda arguments: returns(arguments))
-    def function(emit: Emitter, arguments: Any) -> Any:
-        builder = emit.builder
-        given = _as_words(builder, arguments)
-        kind = ir.FunctionType(emit.context.get_value_type(returns), [I64] * len(given))
-        found = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(builder.bitcast(found, kind.as_pointer()), given)
-
-    return function
 
 
 def _as_words(builder: ir.IRBuilder, arguments: Any) -> list[ir.Value]:

@@ -36,9 +36,7 @@ from .units import symbol
 #: The folder of the archives that wheels bring.
 FOLDER = Path(__file__).parent
 #: Files outside this folder whose constants kernels use.
-_SHARED = tuple(
-    f"{name}.py" for name in ("dtypes", "entries", "layout", "memory", "native", "pages", "problem")
-)
+_SHARED = tuple(f"{name}.py" for name in ("dtypes", "layout", "memory", "problem"))
 #: The number of folders of kernels that are kept for each user: those of other checkouts, versions
 #: and processors, of which the one that was written to last is this one.
 _FOLDERS = 4

@@ -15,10 +15,8 @@ from .access import ALONG
 from .program import Program
 from .steps import EXACT, Step
 
-#: The driver, which runs a program's steps, and the function that Python calls.
-DRIVER, ENTRY = "driver", "entry"
-#: The function that runs the plans of a GPU, which no program of the CPU needs.
-LAUNCH = "launch"
+#: The driver, which runs a program's steps.
+DRIVER = "driver"
 #: The walk of a task through the tensors; and the walk with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
 #: The function of each OpenMP thread; and those that start worker threads on a step, and that each
@@ -88,7 +86,7 @@ def symbol(unit: str) -> str:
 def every() -> list[str]:
     """The names of all units."""
     return [
-        *(DRIVER, ENTRY, LAUNCH, OPENMP, START, SERVE, TASKS, TASKS_IN_TILES),
+        *(DRIVER, OPENMP, START, SERVE, TASKS, TASKS_IN_TILES),
         *map(arithmetic, ARITHMETIC),
         *itertools.starmap(kernel, kernels()),
         *itertools.starmap(mover, movers()),
@@ -124,7 +122,7 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
 
 def needed(program: Program) -> list[str]:
     """All units that a program may need, whichever threads it runs on."""
-    units = [DRIVER, ENTRY, *of_program(program).values()]
+    units = [DRIVER, *of_program(program).values()]
     for step in program.steps:
         units += of_step(program, step).values()
     if any(step.fields()[B.THREADS] for step in program.steps):

@@ -1,4 +1,4 @@
-"""Launches in the form that CUDA's driver reads, which compiled code makes (see launch.py)."""
+"""Launches in the form that CUDA's driver reads, for compiled code to make."""
 
 from __future__ import annotations
 
@@ -11,9 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import entries
 from ...problem import OTHERS
 from .launches import Launch
+
+# A launch: the driver's CUlaunchConfig, of which the first fields are the launch's and
+# CONFIG_STREAM is the call's; the kernel's handle; and the parameters after the addresses.
+CONFIG_STREAM, CONFIG_FIELDS = 4, 7
+KERNEL, CONSTANT_COUNT, CONSTANTS = range(CONFIG_STREAM, CONFIG_STREAM + 3)
+PARAMETERS_MAX = 160
+LAUNCH_FIELDS = CONSTANTS + PARAMETERS_MAX
+#: The number of the lowest bits of dy's, x's and dx's addresses that kernels are compiled for.
+ALIGNED_BITS = 4
 
 #: The values of the two parameters for scratch memory that Triton adds to every kernel.
 _NO_SCRATCH = (0, 0)
@@ -63,20 +71,20 @@ def suits(kernel: Any, launch: Launch) -> bool:
     return (
         all(isinstance(word, int) for word in words)
         and not any(needs)
-        and len(parameters) == len(taken) <= entries.PARAMETERS_MAX
+        and len(parameters) == len(taken) <= PARAMETERS_MAX
         and {*parameters} <= {"u64", "b64", "s64"}
     )
 
 
 def steps(launches: Sequence[tuple[Launch, Any]]) -> npt.NDArray[np.int64]:
-    """The launches of kernels that suit, as rows of the fields in entries.py."""
-    rows = np.zeros((len(launches), entries.LAUNCH_FIELDS), np.int64)
+    """The launches of kernels that suit, as rows of the fields above."""
+    rows = np.zeros((len(launches), LAUNCH_FIELDS), np.int64)
     for row, (launch, kernel) in zip(rows, launches, strict=True):
         metadata = kernel.metadata
-        config = row[: entries.CONFIG_STREAM].view(np.uint32)
+        config = row[:CONFIG_STREAM].view(np.uint32)
         config[:7] = launch.programs, 1, 1, 32 * metadata.num_warps, 1, 1, metadata.shared
         # The addresses come first, as the driver's parameters.
         constants = [*flat(launch.arguments), *_NO_SCRATCH][OTHERS:]
-        row[entries.KERNEL], row[entries.CONSTANT_COUNT] = kernel.function, len(constants)
-        row[entries.CONSTANTS : entries.CONSTANTS + len(constants)] = constants
+        row[KERNEL], row[CONSTANT_COUNT] = kernel.function, len(constants)
+        row[CONSTANTS : CONSTANTS + len(constants)] = constants
     return rows

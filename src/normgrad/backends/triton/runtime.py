@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ... import devices, entries
-from ...entries import PythonRunner
-from ...overlap import Places
 from . import driver
 from .config import Arguments, Config, Tensor
-from .launches import ALIGNMENT, Launch
+from .launches import Launch
 from .program import Program
 from .tiling import ITEMSIZES
 
@@ -89,30 +86,20 @@ class Ready:
         suitable = all(driver.suits(kernel, launch) for launch, kernel in kernels)
         self.steps = driver.steps(kernels) if suitable else None
 
-    def start(self, addresses: Sequence[int], stream: int, done: int) -> None:
-        """Launch the kernels from one on, by Triton's launcher, which raises the proper errors."""
-        for launch, config, start in self._launches[done:]:
+    def start(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch the kernels by Triton's launcher, which calls its hooks and raises errors."""
+        for launch, config, start in self._launches:
             start(launch.at(addresses), config, stream=stream)
 
 
-class Runner(PythonRunner):
+class Runner:
     """A program that is ready to run on addresses.
 
     ``index`` is the index of a CUDA device, or None to interpret the kernels on the CPU, for which
     Triton must have been imported with TRITON_INTERPRET=1.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        index: int | None,
-        inputs: Places,
-        outputs: Places,
-        compiled_run: int = 0,
-    ) -> None:
-        device = devices.CPU if index is None else f"cuda:{index}"
-        size = program.workspace_size
-        super().__init__(inputs, outputs, device, size, ALIGNMENT, compiled_run)
+    def __init__(self, program: Program, index: int | None) -> None:
         self._launches = program.launches
         self._index = index
         self._ready: dict[tuple[int, ...], Ready] = {}
@@ -122,45 +109,23 @@ class Runner(PythonRunner):
             self._cuda = torch.cuda
             self._stream = torch._C._cuda_getCurrentRawStream
 
-    def run(self, addresses: Sequence[int], done: int = 0) -> None:
+    def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""
         if self._index is None:
             _interpret(self._launches, addresses)
         elif self._cuda.current_device() == self._index:
-            self._start(addresses, done)
+            self._start(addresses)
         else:
             with self._cuda.device(self._index):
-                self._start(addresses, done)
+                self._start(addresses)
 
-    def _start(self, addresses: Sequence[int], done: int) -> None:
-        low = (1 << entries.ALIGNED_BITS) - 1
+    def _start(self, addresses: Sequence[int]) -> None:
+        low = (1 << driver.ALIGNED_BITS) - 1
         key = (addresses[0] & low, addresses[1] & low, addresses[2] & low)
         ready = self._ready.get(key)
         if ready is None:
-            # Of several threads, one has its launches kept, to which the table then points.
             ready = self._ready.setdefault(key, self._prepare(key))
-        ready.start(addresses, self._stream(self._index), done)
-        self._tell(key, ready)
-
-    def _tell(self, key: tuple[int, ...], ready: Ready) -> None:
-        """Let compiled code make the launches for addresses of the same alignment."""
-        from triton import knobs
-
-        functions = driver.functions()
-        if ready.steps is None or functions is None:
-            return
-        launch, current_device = functions
-        self._hooked = knobs.runtime  # the table has the addresses of this and other objects
-        self.table[entries.DRIVE : entries.HOOKED + 1] = [
-            launch,
-            ready.steps.ctypes.data,
-            len(ready.steps),
-            sum(bits << entries.ALIGNED_BITS * place for place, bits in enumerate(key)),
-            current_device,
-            id(self._stream),
-            id(self._index),
-            id(self._hooked),
-        ]
+        ready.start(addresses, self._stream(self._index))
 
     def _prepare(self, key: tuple[int, ...]) -> Ready:
         from triton.runtime import driver as triton_driver
