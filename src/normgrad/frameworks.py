@@ -313,7 +313,13 @@ class Torch(Framework):
     def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
         # PyTorch reads a tensor 1 µs faster than a shape, strides, a dtype and a device.
         if alike and device == devices.CPU and spec.nbytes < pages.HUGE and not _has_gaps(spec):
-            return lambda like: self._plainly(self._torch.empty_like(like))
+            empty_like, plain = self._torch.empty_like, self._torch.Tensor
+
+            def make(like: Any) -> Any:
+                new = empty_like(like)
+                return new if type(new) is plain else self._plainly(new)
+
+            return make
         return super().maker(spec, device, alike)
 
     def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:

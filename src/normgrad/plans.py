@@ -7,11 +7,11 @@ cache, allocates the outputs that the caller did not provide, and runs the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import compress
-from operator import gt
+from operator import gt, itemgetter
 from typing import Any, NoReturn, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, views
@@ -31,6 +31,8 @@ _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
+#: The bytes of a workspace up to which a plan on the CPU keeps it for its next run.
+KEPT = 4096
 #: The number of plans that are kept; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
 
@@ -86,8 +88,15 @@ class Plan:
         self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
         self._backend = backend = choice.of(device)
         problem = views.problem(operator, options, present, outputs, read_next)
-        self._program: Any = backend.build(problem)
+        program: Any = backend.build(problem)
+        self._program = program
+        self._computes = backend.computes(program)
         self.workspace_size = self._program.workspace_size
+        self._runner: Any = None
+        #: Workspaces that no run has at the moment, and whether they are kept: to make one takes a
+        #: tenth of a small call.
+        self._spare: list[tuple[int, Any, Any]] = []
+        self._keeps = self.workspace_size <= KEPT and device == devices.CPU
         #: The signatures of earlier runs, whose tensors fitted the plan.
         self._known: dict[Hashable, None] = {}
         self._makers: dict[Framework, list[_Maker]] = {}
@@ -142,7 +151,7 @@ class Plan:
     @property
     def reads_input(self) -> bool:
         """Whether any wanted output depends on ``input``; if none does, it is not read."""
-        return not self._unread and self._backend.computes(self._program)
+        return not self._unread and self._computes
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
         """Compute on tensors that have the plan's specs.
@@ -228,15 +237,19 @@ class Plan:
         return tuple(place.high if place else 0 for place in (*self._inputs, *self._outputs))
 
     @cached_property
-    def _slots(self) -> tuple[int, ...]:
-        """The index of each input and output among a run's addresses; the last of all if absent."""
-        return tuple(place.slot if place else PLACES for place in (*self._inputs, *self._outputs))
-
-    @cached_property
-    def _runner(self) -> Any:
-        """What computes on addresses; None if there is nothing to compute."""
-        is_any = self._backend.computes(self._program)
-        return self._backend.runner(self._program) if is_any else None
+    def _in_slots(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """Puts the addresses of inputs, outputs and workspace, and then a 0, in a run's order."""
+        places = (*self._inputs, *self._outputs)
+        order = [len(places) + 1] * PLACES
+        for index, place in enumerate(places):
+            if place is not None:
+                order[place.slot] = index
+        order[WORKSPACE] = len(places)
+        if self._unread:
+            order[Role.INPUT] = order[Role.GRAD_OUT]
+        if order[Role.GRAD_OUT] > len(places):
+            order[Role.GRAD_OUT] = order[Role.INPUT]
+        return itemgetter(*order)
 
     def _holds(self, seen: Seen) -> bool:
         """Whether no storage is too small for its tensor, of the plan's specs."""
@@ -253,17 +266,11 @@ class Plan:
         for index in self._absent:
             results[index] = None
         is_given = [value is not None for value in results]
-        start, _owner, region = self._scratch(workspace)
+        kept = start, _, region = self._scratch(workspace)
         if True in is_given or region or call.opened or self._on_gpu:
             check(call, self._inputs, self._outputs, region, self._on_gpu)
 
-        addresses = [0] * (PLACES + 1)
-        for slot, address in zip(self._slots, call.addresses, strict=True):
-            addresses[slot] = address
-        addresses[WORKSPACE] = start
-        if self._unread:
-            addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
-        addresses[Role.GRAD_OUT] = addresses[Role.GRAD_OUT] or addresses[Role.INPUT]
+        addresses = [*call.addresses, start, 0]
         for index, place, make, like in makers:
             if not is_given[index]:
                 try:
@@ -271,9 +278,13 @@ class Plan:
                 except (MemoryError, RuntimeError):
                     with memory.allocating(self._wanted[index].name, place.spec.nbytes):
                         raise
-                addresses[place.slot] = frameworks.address_of(new)
-        if self._runner is not None:
-            self._runner.run(addresses[:PLACES])
+                addresses[first + index] = frameworks.address_of(new)
+        if self._computes:
+            if self._runner is None:
+                self._runner = self._backend.runner(self._program)
+            self._runner.run(self._in_slots(addresses))
+        if self._keeps and region is None:
+            self._spare.append(kept)
 
         if counts and True in is_given:
             frameworks.written(compress(call.tensors[first:], is_given))
@@ -303,11 +314,15 @@ class Plan:
     def _scratch(self, workspace: Any) -> tuple[int, Any, tuple[layout.Region, Any] | None]:
         """The workspace's address and owner; and its used part, with the owner, if it is given."""
         size, alignment = self.workspace_size, self._backend.alignment
+        if workspace is None:
+            try:
+                return self._spare.pop()
+            except IndexError:
+                made = scratch(size, alignment, None, self.device) if size else (0, None)
+                return *made, None
         if not size:
             return 0, None, None
         start, owner = scratch(size, alignment, workspace, self.device)
-        if workspace is None:
-            return start, owner, None
         return start, owner, (layout.Region(start, (used(size, alignment),), (1,), 1), owner)
 
 
@@ -372,10 +387,7 @@ def _seen(tensors: tuple[Any, ...], given: Any) -> Seen | None:
 
 def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The types of options, by which 1, 1.0 and True differ; None if one is of another type."""
-    kinds: list[Any] = []
-    for value in values:
-        kind = type(value)
-        kinds.append(kind)
-        if kind is tuple:
-            kinds += map(type, value)
-    return tuple(kinds) if _PLAIN.issuperset(kinds) else None
+    kinds = tuple(map(type, values))
+    if tuple in kinds:
+        kinds += tuple([type(each) for value in values if type(value) is tuple for each in value])
+    return kinds if _PLAIN.issuperset(kinds) else None
