@@ -9,7 +9,7 @@ from normgrad.stacks import ROOM
 
 from .conftest import python
 
-#: Two calls of every kind of access, the second by compiled code, with a digest of all results.
+#: Two calls of every kind of access, the second of a known signature, with a digest of results.
 CALLS = """
 import hashlib, sys, threading
 import numpy as np

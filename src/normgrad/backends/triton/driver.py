@@ -1,4 +1,4 @@
-"""Launches in the form that CUDA's driver reads, for compiled code to make."""
+"""Launches in the form that CUDA's driver reads."""
 
 from __future__ import annotations
 

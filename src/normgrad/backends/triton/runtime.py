@@ -74,7 +74,7 @@ class Ready:
     """A program's launches for one alignment of the tensors' addresses.
 
     Attributes:
-        steps: the launches for compiled code; None if it cannot make them.
+        steps: the launches as CUDA's driver reads them; None if it could not make them alone.
     """
 
     def __init__(self, launches: Sequence[tuple[Launch, Config, Any]]) -> None:
