@@ -6,6 +6,7 @@ import inspect
 import itertools
 import re
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -552,3 +553,20 @@ def test_a_plan_that_ran_on_arrays_leaves_tensors_as_they_were():
         for tensor in (dy, other):
             assert tensor.untyped_storage().resizable()
             tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.cpu
+def test_a_workspace_that_is_kept_serves_one_run_at_a_time():
+    case = make("train", (3, 4, 5))
+    plan = plan_of(case)
+    assert 0 < plan.workspace_size <= plans.KEPT
+    expected = bits(case.call())
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda _: bits(plan.run(**case.tensors)), range(400))
+        assert all(each == expected for each in found)
+    kept = [start for start, _, _ in plan._spare]
+    assert 0 < len({*kept}) == len(kept) <= 4
+    large = plan_of(make("train", (3, 4000, 5)))
+    large.run(**make("train", (3, 4000, 5)).tensors)
+    assert large.workspace_size > plans.KEPT
+    assert not large._spare

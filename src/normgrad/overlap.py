@@ -80,17 +80,17 @@ def check(
 ) -> None:
     """Check the memory of a call's tensors, and of a workspace that the caller provided.
 
-    ``workspace`` is the part of its memory that is used, and its owner.
+    ``workspace`` is the part of its memory that is used, as bytes, and its owner.
 
     Raises:
         TypeError: a tensor without memory.
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
     probes_inputs = not (call.framework.trusted or on_gpu)
-    count = len(inputs)
+    tensors, addresses = call.tensors, call.addresses
     # The first byte of each tensor, one past its last, its place and its address.
     taken: list[tuple[int, int, Place, int]] = []
-    for place, value, address in zip(inputs, call.tensors, call.addresses, strict=False):
+    for place, value, address in zip(inputs, tensors, addresses, strict=False):
         if place is None or value is None:
             continue
         if on_gpu or not address:
@@ -115,8 +115,8 @@ def check(
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
-    for index, place in enumerate(outputs, count):
-        value, address = call.tensors[index], call.addresses[index]
+    for index, place in enumerate(outputs, len(inputs)):
+        value, address = tensors[index], addresses[index]
         if place is None or value is None:
             continue
         if on_gpu or not address:
@@ -138,7 +138,7 @@ def check(
         taken.append((low, high, place, address))
     if workspace is not None:
         region, owner = workspace
-        low, high = region.bounds()
+        low, high = region.address, region.address + region.shape[0]
         reason = None if on_gpu else unwritable(owner, low, high)
         if reason is not None:
             raise ValueError(f"workspace: {reason}")

@@ -215,7 +215,7 @@ def test_the_digest_is_of_all_that_kernels_have_constants_from():
             for modules, module in imports.findall(text):
                 names = modules.split(", ") if modules else [module]
                 found |= {name.partition(" as ")[0] for name in names}
-    assert {"native", "pages", "memory"} < found
+    assert {"dtypes", "memory"} <= found
     assert {f"{name}.py" for name in found} <= set(store._SHARED)
 
 

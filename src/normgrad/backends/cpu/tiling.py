@@ -15,7 +15,7 @@ from ...layout import ceil_div, rounded_up
 from ...memory import LINE
 from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
-#: The least elements for tasks of a channel's part or of some channels, and for releasing the GIL.
+#: The least elements for tasks of a channel's part or of some channels.
 SMALL = 1 << 14
 #: The least elements for several threads, of float32 that is read in place (see ``cost_of``). One
 #: thread takes about 100 µs for so many. For less, two threads save next to nothing on an idle
