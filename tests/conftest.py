@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import mapped_pages
 import pytest
 from support import FULL, INTERPRETED, sampled
+
+from normgrad import torch_build
 
 # A shell that runs the tests in the background makes them, and all processes that they start,
 # ignore interrupts, but tests of interrupts need them.
@@ -48,10 +51,13 @@ def mapped():
 def pytest_configure(config: pytest.Config) -> None:
     """With pytest-xdist's -n, run a file's tests in one process; see :func:`_keep_together`.
 
-    Do not if a file's tests take long: in a run of all cases, or with an interpreter.
+    Do not if a file's tests take long: in a run of all cases, or with an interpreter. Before any
+    process starts, build the library that the tests of PyTorch's layers are about.
     """
     if config.getoption("dist", "no") == "load" and not (FULL or INTERPRETED):
         config.option.dist = "loadgroup"
+    if not hasattr(config, "workerinput") and find_spec("torch") and not INTERPRETED:
+        torch_build.build()
 
 
 def _keep_together(items: list[pytest.Item]) -> None:

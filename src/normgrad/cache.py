@@ -21,8 +21,8 @@ from .writing import replacing
 
 #: The environment variable with the folder; without it, the folder is the platform's.
 VARIABLE = "NORMGRAD_CACHE_DIR"
-#: The folders in it: of the CPU's kernels, and of the verdicts on GPUs.
-KERNELS, GPU = "kernels", "gpu"
+#: The folders in it: of the CPU's kernels, of the verdicts on GPUs, and of C++ libraries.
+KERNELS, GPU, TORCH = "kernels", "gpu", "torch"
 
 
 def folder() -> Path:
@@ -87,6 +87,7 @@ def kernels() -> list[Path]:
 def _files() -> Iterator[Path]:
     for path in kernels():
         yield from path.glob("*.o")
+    yield from (folder() / TORCH).glob("torch-*.so")
     yield from (folder() / GPU).glob("*.json")
 
 
@@ -109,6 +110,6 @@ def clean() -> None:
         shutil.rmtree(path)
     for path in _files():
         path.unlink()
-    for part in (KERNELS, GPU):
+    for part in (KERNELS, GPU, TORCH):
         with suppress(OSError):  # there is none, or it has files of the user's
             (folder() / part).rmdir()

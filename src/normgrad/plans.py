@@ -92,7 +92,7 @@ class Plan:
         self._program = program
         self._computes = backend.computes(program)
         self.workspace_size = self._program.workspace_size
-        self._runner: Any = None
+        self.runner: Any = None
         #: Workspaces that no run has at the moment, and whether they are kept: to make one takes a
         #: tenth of a small call.
         self._spare: list[tuple[int, Any, Any]] = []
@@ -106,7 +106,7 @@ class Plan:
         self._unread = problem.input_is_grad_out
 
     @cached_property
-    def _inputs(self) -> tuple[Place | None, ...]:
+    def inputs(self) -> tuple[Place | None, ...]:
         """The places of all inputs, even unread ones: no output may share their memory."""
         others = iter(range(OTHERS, PLACES))
         inputs: list[Place | None] = []
@@ -121,7 +121,7 @@ class Plan:
         return tuple(inputs)
 
     @cached_property
-    def _outputs(self) -> tuple[Place | None, ...]:
+    def outputs(self) -> tuple[Place | None, ...]:
         """The places of the outputs; None where masked off."""
         return tuple(
             None
@@ -137,6 +137,11 @@ class Plan:
                 zip(self._wanted, self.output_specs, strict=True)
             )
         )
+
+    @property
+    def alignment(self) -> int:
+        """The alignment in bytes of the first byte that is used of a workspace."""
+        return self._backend.alignment
 
     @property
     def path(self) -> str:
@@ -223,7 +228,7 @@ class Plan:
                 raise ValueError(
                     f"{name}: {_describe(spec)}; allowed: {_describe(expected)}, as in the plan"
                 )
-        for output, place in zip(self._wanted, self._outputs, strict=True):
+        for output, place in zip(self._wanted, self.outputs, strict=True):
             spec = specs[output.name]
             if spec is not None and place is not None and not _fits(spec, place.spec):
                 raise ValueError(
@@ -234,12 +239,12 @@ class Plan:
     @cached_property
     def _ends(self) -> tuple[int, ...]:
         """The bytes that each input and output needs from its first element on."""
-        return tuple(place.high if place else 0 for place in (*self._inputs, *self._outputs))
+        return tuple(place.high if place else 0 for place in (*self.inputs, *self.outputs))
 
     @cached_property
     def _in_slots(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
         """Puts the addresses of inputs, outputs and workspace, and then a 0, in a run's order."""
-        places = (*self._inputs, *self._outputs)
+        places = (*self.inputs, *self.outputs)
         order = [len(places) + 1] * PLACES
         for index, place in enumerate(places):
             if place is not None:
@@ -268,7 +273,7 @@ class Plan:
         is_given = [value is not None for value in results]
         kept = start, _, region = self._scratch(workspace)
         if True in is_given or region or call.opened or self._on_gpu:
-            check(call, self._inputs, self._outputs, region, self._on_gpu)
+            check(call, self.inputs, self.outputs, region, self._on_gpu)
 
         addresses = [*call.addresses, start, 0]
         for index, place, make, like in makers:
@@ -280,9 +285,9 @@ class Plan:
                         raise
                 addresses[first + index] = frameworks.address_of(new)
         if self._computes:
-            if self._runner is None:
-                self._runner = self._backend.runner(self._program)
-            self._runner.run(self._in_slots(addresses))
+            if self.runner is None:
+                self.runner = self._backend.runner(self._program)
+            self.runner.run(self._in_slots(addresses))
         if self._keeps and region is None:
             self._spare.append(kept)
 
@@ -297,12 +302,12 @@ class Plan:
     @cached_property
     def _absent(self) -> tuple[int, ...]:
         """The indices of results that are not computed; their entries of ``out`` are ignored."""
-        return tuple(index for index, place in enumerate(self._outputs) if place is None)
+        return tuple(index for index, place in enumerate(self.outputs) if place is None)
 
     def _makers_of(self, framework: Framework) -> list[_Maker]:
         """What makes new results, if possible of an input that has the result's spec."""
         makers = []
-        for index, place in enumerate(self._outputs):
+        for index, place in enumerate(self.outputs):
             if place is not None:
                 alike = framework.copies and place.spec in self._expected
                 like = self._expected.index(place.spec) if alike else None
@@ -349,11 +354,13 @@ def call(
     choices: tuple[Any, ...],
     read_next: bool = False,
     counts: bool = True,
+    tell: Callable[[Plan], object] | None = None,
 ) -> Any:
     """Compute an operator on behalf of its public function.
 
     ``choices`` are the arguments that are not tensors; ``read_next`` is as in
-    :class:`.problem.Problem`, and ``counts`` as in :meth:`Plan.run_checked`.
+    :class:`.problem.Problem`, and ``counts`` as in :meth:`Plan.run_checked`. ``tell`` gets the plan
+    that has computed.
     """
     given = out_tuple(operator, out)
     seen, kinds, key = _seen(tensors, given), _kinds(choices), None
@@ -361,7 +368,10 @@ def call(
         key = operator, read_next, choices, kinds, seen.signature
         plan = _ready.get(key)
         if plan is not None and plan._holds(seen):
-            return plan.run_checked(seen, None, counts)
+            result = plan.run_checked(seen, None, counts)
+            if tell is not None:
+                tell(plan)
+            return result
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, out_entries(outputs, given))
@@ -375,6 +385,8 @@ def call(
     result = plan.run_checked(arguments, None, counts)
     if key is not None and arguments.is_plain:
         keep(_ready, key, plan)
+    if tell is not None:
+        tell(plan)
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from . import options
 from .machine import this_machine
@@ -13,6 +14,14 @@ from .settings import SettingError
 VARIABLE = "NORMGRAD_NUM_THREADS"
 
 _chosen: int | None = None
+#: What is told of the number chosen, with 0 for none.
+_told: list[Callable[[int], object]] = []
+
+
+def tell(chosen: Callable[[int], object]) -> None:
+    """Have a function called with the number chosen, or 0, now and at every change."""
+    _told.append(chosen)
+    chosen(_chosen or 0)
 
 
 def set_num_threads(count: int | None) -> None:
@@ -35,6 +44,8 @@ def set_num_threads(count: int | None) -> None:
         if count < 1:
             raise ValueError(f"count: {count}; allowed: a positive integer")
     _chosen = count
+    for chosen in _told:
+        chosen(count or 0)
 
 
 def get_num_threads() -> int:

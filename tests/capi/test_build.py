@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from normgrad import compilers
 from normgrad.capi import build, declarations
 from normgrad.capi.declarations import DIALECTS, HEADERS, functions_of
 from normgrad.cli.app import app
@@ -370,7 +371,7 @@ def test_no_headers_of_python(tmp_path, monkeypatch):
 
 def test_another_system(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(build.BuildError, match="C libraries for win32; allowed: Linux"):
+    with pytest.raises(compilers.BuildError, match="C libraries for win32; allowed: Linux"):
         build.build(tmp_path)
 
 

@@ -29,8 +29,8 @@ def network():
     )
 
 
-def images():
-    x = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+def images(size=9):
+    x = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1))
     return x.to(memory_format=torch.channels_last)
 
 
@@ -56,10 +56,13 @@ def train(model, x):
     torch.nn.functional.mse_loss(y, torch.zeros_like(y)).backward()
 
 
-@pytest.mark.parametrize("step", [train, lambda model, x: model(x).pow(2).sum().backward()])
+# Sizes of their own, since plans of one size are kept.
+@pytest.mark.parametrize(
+    ("size", "step"), [(9, train), (10, lambda model, x: model(x).pow(2).sum().backward())]
+)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_training_and_evaluation_find_everything_compiled(compiled, layout, step):
-    model, x = network(), images().contiguous(memory_format=layout)
+def test_training_and_evaluation_find_everything_compiled(compiled, layout, size, step):
+    model, x = network(), images(size).contiguous(memory_format=layout)
     assert nt.warmup(model, x) is None
     before = set(compiled)
     assert len(before) > 5

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -15,7 +13,8 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from .. import __version__
+from .. import __version__, compilers
+from ..compilers import BuildError
 from ..writing import replacing
 from .declarations import DIALECTS, HEADERS, Dialect
 from .headers import header_text, library_text
@@ -40,17 +39,12 @@ export ASCEND_HOME_PATH ASCEND_TOOLKIT_HOME="$ASCEND_HOME_PATH"
 export LD_LIBRARY_PATH="$ASCEND_HOME_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 """
 
-_COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 #: The packages that the libraries import besides the standard library.
 _PACKAGES = ("normgrad", "numpy", "llvmlite", "ml_dtypes", "platformdirs")
 #: The package that compiles kernels, where there is none for this processor.
 _COMPILER = "numba"
-
-
-class BuildError(Exception):
-    """The error of a failed build; its text is one line with the cause and a remedy."""
 
 
 def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> None:
@@ -67,7 +61,7 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"C libraries for {sys.platform}; allowed: Linux")
-    compiler, baked = c_compiler(), _baked()
+    compiler, baked = compilers.find("C"), _baked()
     include_python = [f"-I{path}" for path in _python_headers()]
     out = out.resolve()
     for header in HEADERS:
@@ -157,31 +151,7 @@ def _compile(compiler: list[str], work: Path, library: str, source: str, extra: 
     # Once Python is started, it calls back into the library, which must not be unloaded then.
     link = [f"-Wl,-soname,{target}", "-Wl,-z,nodelete"]
     command = [*compiler, *_FLAGS, source, "-o", target, "-I.", *link, *extra]
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        reason = next((line for line in lines if "error" in line), lines[-1])
-        raise BuildError(f"{compiler[0]} does not compile {target}: {reason}")
-
-
-def c_compiler() -> list[str]:
-    """The user's C compiler: $CC, otherwise the usual ones.
-
-    Raises:
-        BuildError: there is no C compiler.
-    """
-    chosen = shlex.split(os.environ.get("CC", ""))
-    if chosen:
-        if shutil.which(chosen[0]) is None:
-            raise BuildError(f"CC: {chosen[0]!r} is not there; allowed: a C compiler")
-        return chosen
-    for name in _COMPILERS:
-        if shutil.which(name) is not None:
-            return [name]
-    raise BuildError(
-        f"no C compiler ({', '.join(_COMPILERS)}, or $CC); install one, such as with "
-        "`apt install gcc`"
-    )
+    compilers.compiled(command, work, target)
 
 
 def _python_headers() -> list[str]:

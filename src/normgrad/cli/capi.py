@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..compilers import BuildError
 from . import show
 from .files import InputError, blaming, one_of
 
@@ -35,7 +36,7 @@ def _build(out: _Out) -> None:
     try:
         with (
             show.progress(len(build.LIBRARIES)) as advance,
-            blaming("capi build", build.BuildError),
+            blaming("capi build", BuildError),
         ):
             build.build(out, advance)
     except OSError as error:
@@ -62,5 +63,5 @@ def _flags(
 
     known = {each.name: each for each in DIALECTS}
     one_of("DIALECT", dialect, known)
-    with blaming("--out", build.BuildError):
+    with blaming("--out", BuildError):
         typer.echo(build.flags(out, known[dialect]))

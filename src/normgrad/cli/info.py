@@ -11,7 +11,7 @@ from pathlib import Path
 
 import normgrad
 
-from .. import cache, devices, threads
+from .. import cache, devices, threads, torch_build
 from ..backends import choice
 from ..bench.results import NOT_INSTALLED, version
 from ..loading import KernelError
@@ -83,7 +83,16 @@ def _kernels() -> Rows:
         count = str(threads.get_num_threads())
     except SettingError:  # the backend's row shows the error
         count = "none"
-    return (("threads", f"{count} ({threads.VARIABLE} sets them)"), *kernels_kept())
+    return (("threads", f"{count} ({threads.VARIABLE} sets them)"), *kernels_kept(), *_library())
+
+
+def _library() -> Rows:
+    """Whether PyTorch's layers run by the C++ library, and why not, where PyTorch is installed."""
+    if version("torch") == NOT_INSTALLED:
+        return ()
+    reason = torch_build.missing()
+    used = "by the C++ library" if reason is None else f"by Python; the C++ library is {reason}"
+    return (("layers run", used),)
 
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:

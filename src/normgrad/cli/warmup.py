@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .. import dtypes
+from .. import dtypes, torch_build
+from ..bench.results import NOT_INSTALLED, version
+from ..compilers import BuildError
 from ..operators.by_name import PLANNED
 from . import info, show, typical
 from .files import InputError, one_of
@@ -66,7 +68,25 @@ def warmup(
                 for unit, content in made:
                     _keep(unit, content)
     ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
-    show.table([("kernels", (ready, *info.kernels_kept()))])
+    rows = [("kernels", (ready, *info.kernels_kept()))]
+    if not (operator or dtype or layout) and version("torch") != NOT_INSTALLED:
+        rows.append(("pytorch", (("layers run", _library()),)))
+    show.table(rows)
+
+
+def _library() -> str:
+    """Build the C++ library for PyTorch's layers; returns which way they run."""
+    missing = torch_build.missing()
+    if missing is not None and torch_build.VARIABLE not in missing:
+        start = time.perf_counter()
+        try:
+            with show.progress(1) as advance:
+                torch_build.build()
+                advance("library for PyTorch")
+        except (BuildError, OSError) as error:
+            return f"by Python; the C++ library is not built: {error}"
+        return f"by the C++ library, built in {time.perf_counter() - start:.1f} s"
+    return "by the C++ library" if missing is None else f"by Python; the C++ library is {missing}"
 
 
 def _keep(unit: str, content: bytes) -> None:

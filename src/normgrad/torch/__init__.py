@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..torch_build import build
 from . import functional, nn, ops
-from . import tracing as _tracing  # noqa: F401 - it defines operators
 from .adapting import register
 from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
 from .overriding import install, override, uninstall
@@ -11,6 +11,7 @@ from .warming import warmup
 
 __all__ = [
     "Conversion",
+    "build",
     "convert",
     "convert_sync_batchnorm",
     "converted",

@@ -20,7 +20,8 @@ from torch._prims_common import suggest_memory_format
 from .. import contract, layout
 from ..contract import OUTPUT, Kind, Operator
 from ..memory import allocating
-from ..operators.by_name import FUNCTIONS
+from ..plans import call
+from . import extension
 from .schemas import ATEN, SCHEMAS, Schema
 
 
@@ -55,20 +56,27 @@ def output_for(input: Tensor) -> Tensor | None:
 
 def _kernel(schema: Schema) -> Callable[..., Any]:
     operator = schema.operator
-    function = FUNCTIONS[operator.name]
+    order = [schema.declared[name] for name in schema.tensors]
     rest = (None,) * (len(operator.all_outputs) - 1)
 
     def kernel(*arguments: Any) -> Any:
         tensors, options = schema.read(arguments)
-        if operator.all_outputs[0] is OUTPUT:
-            output = output_for(tensors["input"])
-            options["out"] = output if operator.out_is_tensor else (output, *rest)
-        results = function(**tensors, **options)
-        if operator.out_is_tensor:
-            return results
-        return tuple(
-            absent_of(operator, tensors["input"]) if value is None else value for value in results
+        output = output_for(tensors["input"]) if operator.all_outputs[0] is OUTPUT else None
+        out = output if output is None or operator.out_is_tensor else (output, *rest)
+        choices = tuple([options[name] for name in operator.options if name in options])
+        plans: list[Any] = []
+        made = call(
+            operator, tuple(tensors.values()), out, choices, read_next=True, tell=plans.append
         )
+        results = (
+            (made,)
+            if operator.out_is_tensor
+            else tuple(
+                absent_of(operator, tensors["input"]) if value is None else value for value in made
+            )
+        )
+        extension.hand_over(plans[0], order, (), results)
+        return results[0] if operator.out_is_tensor else results
 
     return kernel
 

@@ -25,6 +25,7 @@ from torch.autograd.function import _SingleLevelFunction
 from ..plans import call
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
+from .kernels import absent_of
 from .schemas import NAMESPACE, SCHEMAS, Schema
 from .watching import has_rules, is_recorded, plain, unwatched
 
@@ -229,14 +230,27 @@ class Norm:
         names = [name for name in self.gradient.inputs if name not in _FIRST]
         return names[-2:] if choices[0] else names[:2]
 
-    def by_formula(
-        self, choices: Any, grad_out: Tensor, data: Tensor, weight: Tensor | None, *statistics: Any
-    ) -> list[Tensor]:
-        """The gradients by PyTorch's operators, in the dtype of the arithmetic."""
+    def by_formula(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The results of the gradients' operator by PyTorch's operators, from its arguments.
+
+        For classes with their own rules for operators, which know PyTorch's. The results have the
+        dtype of the arithmetic.
+        """
+        tensors, choices, mask = self.read_gradient(arguments)
+        grad_out, data, weight = (tensors[name] for name in _FIRST)
+        statistics = [tensors[name] for name in self.statistics(choices)]
         found = self.normalised(choices, data, *statistics).gradients(grad_out, weight)
         # Those of group norm's parameters have an axis for the groups.
         others = [each.flatten() if self.name == "group_norm" else each for each in found[1:]]
-        return [found[0].reshape(data.shape), *others][: len(self.gradient.operator.all_outputs)]
+        made = [found[0].reshape(data.shape), *others]
+        absent = absent_of(self.gradient.operator, data)
+        return tuple(each if want else absent for each, want in zip(made, mask, strict=False))
+
+    def read_gradient(self, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], Any, Any]:
+        """The gradients' tensors by PyTorch's names, the norm's options and the mask."""
+        given, options = self.gradient.read(arguments)
+        *choices, mask = options.values()
+        return dict(zip(self.gradient.inputs, given.values(), strict=True)), choices, mask
 
 
 class Forward(Node):
@@ -255,10 +269,7 @@ class Forward(Node):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
-        """The gradients, by the kernels if PyTorch need not see the call, else by the operator.
-
-        A class with its own rules for operators knows PyTorch's, which then compute the gradients.
-        """
+        """The gradients, by the kernels if PyTorch need not see the call, else by the operator."""
         norm: Norm = ctx.norm
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
@@ -272,11 +283,7 @@ class Forward(Node):
         if not torch.is_grad_enabled() and unwatched() and plain(*tensors):
             return None, *call(norm.gradient.operator, tensors, None, choices, read_next=True)
         with _WithoutSubclasses():
-            if not has_rules(grad_out):
-                return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
-            return None, *wanted(
-                norm.by_formula(ctx.choices, grad_out, input, weight, *constants), mask
-            )
+            return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
 
     @staticmethod
     @of_primals
@@ -320,9 +327,7 @@ class Backward(Gradients):
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
-        given, options = schema.read(arguments)
-        tensors = dict(zip(schema.inputs, given.values(), strict=True))
-        *choices, mask = options.values()
+        tensors, choices, mask = cls.norm.read_gradient(arguments)
         forms = [(value.shape, value.dtype) for value in results]
         statistics = [tensors[name] for name in cls.norm.statistics(choices)]
         return [tensors[name] for name in _FIRST], statistics, (choices, wanted(forms, mask))
@@ -467,8 +472,13 @@ NODES: dict[str, Any] = {
 def kernel(name: str) -> Callable[..., Any]:
     """An operator's kernel for the Autograd key, which attaches a node to results that need it."""
 
+    norm = next((norm for norm in NORMS.values() if norm.gradient.name == name), None)
+
     def differentiable(*arguments: Any) -> Any:
-        return _attached(name, arguments, _below_autograd(name, arguments))
+        with _WithoutSubclasses():
+            if norm is not None and has_rules(arguments[0]):
+                return norm.by_formula(arguments)
+            return _attached(name, arguments, _below_autograd(name, arguments))
 
     return differentiable
 

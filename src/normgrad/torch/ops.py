@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import batching, inductor, nodes, synchronised
+from . import batching, extension, inductor, layers, nodes, synchronised
 from .kernels import FAKES, KERNELS
 from .schemas import NAMESPACE, SCHEMAS
 from .watching import untraced
@@ -36,11 +36,21 @@ _KERNELS: dict[str, Any] = {
 
 
 def _define(name: str, text: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define an operator without derivatives by its schema, its kernel and its fake kernel."""
+    """Define an operator without derivatives by its schema, its kernel and its fake kernel.
+
+    Where C++ computes the operator, Python's kernel is that of its twin.
+    """
     LIBRARY.define(text, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
-        LIBRARY.impl(name, untraced(kernel), device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, untraced(kernel), "CUDA")
+    if extension.is_loaded() and name in KERNELS:
+        twin = f"{name}_python"
+        LIBRARY.define(text.replace(name, twin, 1))
+        LIBRARY.impl(twin, torch.library.fallthrough_kernel, "Autograd")
+        LIBRARY.impl(twin, untraced(kernel), "CPU")
+        extension.implement(name)
+    else:
+        LIBRARY.impl(name, untraced(kernel), "CPU")
 
 
 def _register(name: str) -> Any:
@@ -56,7 +66,10 @@ def _register(name: str) -> Any:
     return call
 
 
+extension.load()
 globals().update({name: _register(name) for name in SCHEMAS})
+layers.define(LIBRARY)
+extension.implement_layers()
 
 if TYPE_CHECKING:
 

@@ -26,6 +26,7 @@ class Schema:
         operator: normgrad's declaration of what the operator computes.
         text: the schema in the form that ``torch.library`` takes.
         names: the names of the arguments, in PyTorch's order.
+        tensors: those of the tensors among them, of which the declaration may lack some.
         declared: the declaration's name of each argument.
         inputs: the kinds of the tensors among the arguments, by name, in the declaration's order.
     """
@@ -36,7 +37,10 @@ class Schema:
         results = ", ".join(f"Tensor {output.name}" for output in operator.all_outputs)
         made = "Tensor" if operator.out_is_tensor else f"({results})"
         self.text = f"{name}({arguments}) -> {made}"
-        self.names = tuple(argument.split()[1] for argument in arguments.split(", "))
+        kinds, self.names = zip(*[each.split() for each in arguments.split(", ")], strict=True)
+        self.tensors = tuple(
+            name for kind, name in zip(kinds, self.names, strict=True) if kind.startswith("Tensor")
+        )
         known = {*operator.names, *operator.options}
         self.declared = {
             name: _RENAMED[name] if _RENAMED.get(name) in known else name for name in self.names

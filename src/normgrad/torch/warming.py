@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,11 +11,16 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils import _pytree as pytree
 
+from ..compilers import BuildError
+from ..settings import SettingError
+from ..torch_build import build
 from .conversion import check_module
 
 
 def warmup(module: Module, /, *example: Any, **named: Any) -> None:
     """Compile the kernels that a training step and an evaluation of a model need, for an example.
+
+    The C++ library is built too, unless it is there or cannot be built (see :func:`build`).
 
     The function calls a copy of the model, as ``module(*example, **named)``: forward and backward
     in training mode, and forward in evaluation mode. The model itself, its gradients and running
@@ -38,6 +44,8 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
         Exception: any exception of the model.
     """
     check_module(module)
+    with suppress(BuildError, SettingError, OSError):
+        build()
     tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((example, named))]
     gpus = {each.device.index for each in tensors if isinstance(each, Tensor) and each.is_cuda}
 

@@ -17,7 +17,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import normgrad
-from normgrad import cache
+from normgrad import cache, notices
 from normgrad.backends.cpu import packing, processes, store, target, units
 from normgrad.loading import KernelError
 
@@ -518,7 +518,7 @@ def told(empty, compiled, monkeypatch, caplog):
     """Compiles two units; returns what was said by then."""
     monkeypatch.setattr(store, "LONG", 0.0)
     monkeypatch.setattr(store.Progress, "is_said", False)
-    monkeypatch.delenv(store.QUIET, raising=False)
+    monkeypatch.delenv(notices.QUIET, raising=False)
 
     def compile_two():
         store._loaded.clear()
@@ -548,7 +548,7 @@ def test_nothing_is_said_for_a_moment(told, monkeypatch):
 
 @pytest.mark.parametrize(("setting", "count"), [("1", 0), ("0", 1), ("", 1)])
 def test_the_variable_turns_it_off(told, monkeypatch, setting, count):
-    monkeypatch.setenv(store.QUIET, setting)
+    monkeypatch.setenv(notices.QUIET, setting)
     assert len(told()) == count
 
 
@@ -569,7 +569,7 @@ store.addresses(["arithmetic: count"])
 
 
 def test_a_program_without_logging_says_it_on_stderr(tmp_path):
-    environment = {**os.environ, cache.VARIABLE: str(tmp_path), store.QUIET: ""}
+    environment = {**os.environ, cache.VARIABLE: str(tmp_path), notices.QUIET: ""}
     command = [sys.executable, "-c", SAID]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True)
     assert done.stderr == MESSAGE.replace("of 2", "of 1") + "\n"

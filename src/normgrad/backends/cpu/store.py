@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import time
@@ -26,7 +25,7 @@ import llvmlite
 from llvmlite import binding as llvm
 
 from ... import cache as folders
-from ... import memory
+from ... import memory, notices
 from ...loading import KernelError, compiling, exclusive, loading
 from ...machine import this_machine
 from ...stacks import with_room
@@ -43,8 +42,6 @@ _FOLDERS = 4
 
 #: After so many seconds of compiling, a message says why the caller is waiting.
 LONG = 2.0
-#: The environment variable that turns the message off; so does the logger's level.
-QUIET = "NORMGRAD_QUIET"
 
 #: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
 #: address space.
@@ -258,14 +255,12 @@ class Progress:
         if Progress.is_said or time.monotonic() - self._start < LONG:
             return
         Progress.is_said = True
-        if not os.environ.get(QUIET, "").strip("0 "):
-            # Without a handler of the program's, Python prints a warning on stderr.
-            logging.getLogger("normgrad").warning(
-                "normgrad compiles kernels, once for this processor: %d of %d are done "
-                "(`normgrad warmup` does it beforehand)",
-                self._done,
-                self._count,
-            )
+        notices.say(
+            "normgrad compiles kernels, once for this processor: %d of %d are done "
+            "(`normgrad warmup` does it beforehand)",
+            self._done,
+            self._count,
+        )
 
 
 _warned = False

@@ -177,6 +177,11 @@ def _team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
     return Team(table.ctypes.data, count)
 
 
+def of_functions(functions: tuple[int, ...], count: int) -> Team:
+    """A team of threads by functions that have the arguments of OpenMP's (openmp.py)."""
+    return _team(functions, count)
+
+
 def ready() -> Team | None:
     """The team of this thread's next call; None if ``made`` has to start OpenMP's threads."""
     if not _threads.usable:

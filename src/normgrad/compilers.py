@@ -1,0 +1,55 @@
+"""The C and C++ compilers of this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+#: By language, the environment variable that names a compiler, and the usual ones.
+_COMPILERS = {
+    "C": ("CC", ("cc", "gcc", "clang")),
+    "C++": ("CXX", ("c++", "g++", "clang++")),
+}
+
+
+class BuildError(Exception):
+    """The error of a failed build; its text is one line with the cause and a remedy."""
+
+
+def find(language: str) -> list[str]:
+    """The user's compiler of a language: that of $CC or $CXX, otherwise the usual ones.
+
+    Raises:
+        BuildError: there is no such compiler.
+    """
+    variable, names = _COMPILERS[language]
+    chosen = shlex.split(os.environ.get(variable, ""))
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            given = f"{variable}: {chosen[0]!r} is not there"
+            raise BuildError(f"{given}; allowed: a {language} compiler")
+        return chosen
+    for name in names:
+        if shutil.which(name) is not None:
+            return [name]
+    raise BuildError(
+        f"no {language} compiler ({', '.join(names)}, or ${variable}); install one, such as with "
+        f"`apt install {'gcc' if language == 'C' else 'g++'}`"
+    )
+
+
+def compiled(command: Sequence[str], folder: Path, target: str) -> None:
+    """Run a compiler in a folder to make the file ``target``.
+
+    Raises:
+        BuildError: the compiler fails; the text has its first error.
+    """
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if "error" in line), lines[-1])
+        raise BuildError(f"{command[0]} does not compile {target}: {reason}")

@@ -1,0 +1,132 @@
+"""The C++ library of operators and autograd nodes: how it is built and loaded, and gets plans.
+
+It computes calls on plain CPU tensors by the plans that Python's kernels hand over, without Python.
+Without the library Python's kernels compute all calls, with the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache as once
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import notices, threads, torch_build
+from ..plans import Plan
+from ..problem import WORKSPACE
+
+
+class _State:
+    """The library once it is loaded; until then None, and why it is not."""
+
+    library: Any = None
+    reason: str | None = None
+
+
+_state = _State()
+
+
+def load() -> None:
+    """Load the library if it is built, and the environment does not turn it off.
+
+    Raises:
+        SettingError: the environment variable has a value that is not allowed.
+    """
+    _state.reason = torch_build.missing()
+    if _state.reason is not None:
+        return
+    try:
+        library: Any = ctypes.CDLL(str(torch_build.path()))
+        library.normgrad_hand_over.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        library.normgrad_use_team.argtypes = [ctypes.c_int64] * 2
+        library.normgrad_use_threads.argtypes = [ctypes.c_int64]
+    except (OSError, AttributeError) as error:
+        _state.reason = f"not loaded: {error}"
+        return
+    _state.library = library
+    threads.tell(library.normgrad_use_threads)
+
+
+def is_loaded() -> bool:
+    """Whether C++ kernels compute plain calls."""
+    return _state.library is not None
+
+
+@once
+def mention() -> None:
+    """Log, once, that layers run without the library, unless the environment turns it off."""
+    if not is_loaded() and torch_build.VARIABLE not in (_state.reason or ""):
+        slower = "normgrad's layers run without their C++ library, which is %s"
+        notices.say(f"{slower}; small layers take longer", _state.reason)
+
+
+def implement(name: str) -> None:
+    """Have C++ compute an operator of schemas.py, whose twin of Python is defined."""
+    _state.library.normgrad_implement(name.encode())
+
+
+def implement_layers() -> None:
+    """Have C++ compute the operators of layers.py that it knows, whose twins are defined."""
+    if is_loaded():
+        _state.library.normgrad_implement_layers()
+
+
+def _team() -> tuple[int, int]:
+    """The table of a team of PyTorch's threads, and how many Python has started on this thread."""
+    from ..backends.cpu import teams
+
+    ready = teams.ready()
+    if ready is None or ready.size == 1:
+        return teams.ALONE
+    names = "parallel", "thread_number", "thread_count"
+    functions = [getattr(_state.library, f"normgrad_{name}") for name in names]
+    addresses = tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)
+    return teams.of_functions(addresses, ready.size)
+
+
+#: The dtypes of results, as in plans.h.
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
+#: The kinds of results, as in plans.h.
+_ABSENT, _NEW, _IN_PLACE = range(3)
+
+
+def hand_over(
+    plan: Plan, names: Sequence[str], tensors: Sequence[Any], results: Sequence[Tensor | None]
+) -> None:
+    """Give C++ a plan of the CPU backend's that has just run, for calls with the same signature.
+
+    Args:
+        plan: the plan.
+        names: the operator's tensors in the order in which C++ takes them.
+        tensors: those that a result may be, in the same order.
+        results: the results, in the plan's order.
+    """
+    runner = plan.runner
+    if not is_loaded() or not hasattr(runner, "program"):
+        return
+    slots = {place.name: place.slot for place in plan.inputs if place is not None}
+    words = [
+        runner.driver, runner.parallel, plan.workspace_size, plan.alignment, WORKSPACE,
+        len(runner.steps),
+    ]  # fmt: skip
+    for values in (runner.template, runner.steps.ravel(), [slots.get(name, -1) for name in names]):
+        words += [len(values), *map(int, values)]
+    words.append(len(results))
+    for place, value in zip(plan.outputs, results, strict=True):
+        if value is None:
+            words += [_ABSENT, -1, -1, 0, 0, 0, 0]
+            continue
+        index = next((index for index, other in enumerate(tensors) if other is value), -1)
+        words += [
+            _NEW if index < 0 else _IN_PLACE, -1 if place is None else place.slot, index,
+            _DTYPES.index(value.dtype), value.nbytes, value.dim(), *value.shape, value.dim(),
+            *value.stride(),
+        ]  # fmt: skip
+    if runner.parallel:
+        _state.library.normgrad_use_team(*_team())
+    described = np.array(words, np.int64)
+    _state.library.normgrad_hand_over(described.ctypes.data, len(words))

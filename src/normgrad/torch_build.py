@@ -1,0 +1,102 @@
+"""The build of the C++ library for PyTorch, and where it is; without importing PyTorch.
+
+The library depends on PyTorch's version, the kind of processor and its sources, so that it is built
+once for these, into the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from . import cache, compilers
+from .compilers import BuildError
+from .settings import SettingError
+
+#: The environment variable that turns the library off ("0").
+VARIABLE = "NORMGRAD_TORCH_EXTENSION"
+
+_SOURCES = Path(__file__).parent / "torch" / "csrc"
+#: The source that includes the others.
+_MAIN = "operators.cpp"
+#: OpenMP's functions are those of PyTorch's own runtime, so that nothing is linked for them.
+_FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp", "-w")
+_LIBRARIES = ("-ltorch_cpu", "-lc10")
+
+
+def _prefix() -> str:
+    return f"torch-{metadata.version('torch')}-{platform.machine()}-"
+
+
+def path() -> Path:
+    """The library for this PyTorch, which may not be built yet.
+
+    Raises:
+        PackageNotFoundError: PyTorch is not installed.
+        SettingError, OSError: as :func:`.cache.folder`.
+    """
+    digest = hashlib.sha256(repr(_FLAGS).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return cache.folder() / cache.TORCH / f"{_prefix()}{digest.hexdigest()[:16]}.so"
+
+
+def missing() -> str | None:
+    """The reason why there is no library that may be loaded; None if there is one.
+
+    Raises:
+        SettingError: the environment variable has another value than 0 and 1.
+    """
+    setting = os.environ.get(VARIABLE, "1")
+    if setting not in ("0", "1"):
+        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: 0 or 1")
+    if setting == "0":
+        return f"turned off by {VARIABLE}=0"
+    try:
+        built = cache.read(path())
+    except (metadata.PackageNotFoundError, OSError, SettingError) as error:
+        return f"not there: {error}"
+    return "not built; `normgrad warmup` builds it" if built is None else None
+
+
+def build() -> Path:
+    """Compile the C++ library for this PyTorch into the cache folder, unless it is there.
+
+    It takes some 25 s of one core. Processes that import ``normgrad.torch`` afterwards use it.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        BuildError: PyTorch is not installed, this is not Linux, there is no C++ compiler, or it
+            fails.
+        SettingError, OSError: the cache folder cannot be written, or its variable is wrong.
+    """
+    try:
+        made = path()
+    except metadata.PackageNotFoundError:
+        raise BuildError("PyTorch is not installed; `pip install torch`") from None
+    if cache.read(made) is not None:
+        return made
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"the library for PyTorch on {sys.platform}; allowed: Linux")
+    compiler = compilers.find("C++")
+    from torch.utils import cpp_extension
+
+    folders = [f"-I{folder}" for folder in cpp_extension.include_paths()]
+    folders += [f"-L{folder}" for folder in cpp_extension.library_paths()]
+    with tempfile.TemporaryDirectory() as work:
+        out = Path(work) / made.name
+        source = str(_SOURCES / _MAIN)
+        command = [*compiler, *_FLAGS, *folders, source, "-o", str(out), *_LIBRARIES]
+        compilers.compiled(command, Path(work), "the library for PyTorch")
+        cache.write(made, out.read_bytes())
+    for old in made.parent.glob(f"{_prefix()}*.so"):
+        if old != made:
+            old.unlink(missing_ok=True)
+    return made

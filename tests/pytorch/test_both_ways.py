@@ -1,0 +1,146 @@
+"""A sample of the tests again without the C++ library; and which way is used, and why."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import normgrad.torch as nt  # noqa: E402
+from normgrad import cache, torch_build  # noqa: E402
+from normgrad.compilers import BuildError  # noqa: E402
+from normgrad.settings import SettingError  # noqa: E402
+from normgrad.torch import extension  # noqa: E402
+
+HERE = Path(__file__).parent
+#: The tests of layers and operators that run without the library too, some of each file.
+FILES = (
+    "test_functional.py", "test_nn.py", "test_ops.py", "test_as_stock.py", "test_by_row.py",
+    "test_unusual_tensors.py", "test_derivatives.py",
+)  # fmt: skip
+SAMPLE = 6
+
+
+def without_library(*arguments, **options):
+    environment = {**os.environ, torch_build.VARIABLE: "0"}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, **options
+    )
+
+
+def test_tests_use_the_library():
+    assert extension.is_loaded(), torch_build.missing()
+
+
+def test_a_sample_without_the_library():
+    """Some tests of each file, from a seed that the failure prints."""
+    listed = without_library(
+        "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *FILES, cwd=HERE, timeout=300
+    )
+    names = [line for line in listed.stdout.splitlines() if "::" in line]
+    seed = random.SystemRandom().randrange(10**6)
+    chosen = []
+    for file in FILES:
+        of_file = [name for name in names if f"/{file}::" in f"/{name}"]
+        chosen += random.Random(seed).sample(of_file, min(SAMPLE, len(of_file)))
+    assert len(chosen) == SAMPLE * len(FILES), (len(names), listed.stdout[-2000:])
+    root = HERE.parents[1]
+    ran = without_library("-m", "pytest", "-q", "-p", "no:xdist", *chosen, cwd=root, timeout=500)
+    assert ran.returncode == 0, f"seed {seed}: {ran.stdout[-6000:]}"
+
+
+BITS = """
+import hashlib, torch, normgrad.torch as nt
+from normgrad.torch import extension
+print(extension.is_loaded())
+generator = torch.Generator().manual_seed(5)
+layers = [
+    nt.nn.BatchNorm2d(6), nt.nn.GroupNorm(3, 6), nt.nn.LayerNorm((5, 7)), nt.nn.RMSNorm(7),
+    nt.nn.InstanceNorm2d(6, affine=True), nt.nn.BatchNorm2d(6).eval(),
+    nt.nn.BatchNorm2d(6, momentum=None),
+]
+for layer in layers:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for last in (False, True):
+            layer = layer.to(dtype)
+            for again in range(2):
+                x = torch.randn(4, 6, 5, 7, generator=generator, dtype=torch.float64).to(dtype)
+                if last:
+                    x = x.to(memory_format=torch.channels_last)
+                x.requires_grad_()
+                y = layer(x)
+                y.backward(torch.randn(y.shape, generator=generator).to(dtype))
+            values = [y, x.grad, *layer.buffers(), *(each.grad for each in layer.parameters())]
+            digest = hashlib.sha256()
+            for value in values:
+                digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy())
+            print(type(layer).__name__, dtype, last, digest.hexdigest())
+"""
+
+
+def test_both_ways_have_the_same_bits():
+    with_it = subprocess.run([sys.executable, "-c", BITS], capture_output=True, text=True)
+    without = without_library("-c", BITS)
+    assert with_it.returncode == without.returncode == 0, with_it.stderr + without.stderr
+    first, *rest = with_it.stdout.splitlines()
+    assert (first, len(rest)) == ("True", 42)
+    assert without.stdout.splitlines() == ["False", *rest]
+
+
+def test_a_wrong_setting(monkeypatch):
+    monkeypatch.setenv(torch_build.VARIABLE, "yes")
+    with pytest.raises(SettingError, match="NORMGRAD_TORCH_EXTENSION: 'yes'; allowed: 0 or 1"):
+        torch_build.missing()
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_why_there_is_no_library(monkeypatch, empty_cache):
+    assert torch_build.missing() == "not built; `normgrad warmup` builds it"
+    monkeypatch.setenv(torch_build.VARIABLE, "0")
+    assert torch_build.missing() == "turned off by NORMGRAD_TORCH_EXTENSION=0"
+
+
+def test_builds_that_fail(monkeypatch, empty_cache):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="CXX: 'no-such-compiler' is not there; allowed: a C"):
+        nt.build()
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(BuildError, match="false does not compile the library for PyTorch: no mess"):
+        nt.build()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(BuildError, match="the library for PyTorch on darwin; allowed: Linux"):
+        nt.build()
+    assert not any(empty_cache.rglob("*.so"))
+
+
+def test_layers_without_the_library_say_so_once(empty_cache):
+    """In one line, which NORMGRAD_QUIET turns off."""
+    layer = "nt.nn.LayerNorm(4)(torch.ones(2, 4))"
+    program = f"import torch, normgrad.torch as nt\nfor _ in range(3): {layer}"
+    for quiet in ("", "1"):
+        environment = {**os.environ, "NORMGRAD_QUIET": quiet}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        lines = [line for line in done.stderr.splitlines() if "C++ library" in line]
+        assert done.returncode == 0, done.stderr
+        assert len(lines) == (quiet == "")
+
+
+def test_a_damaged_library_is_not_loaded(empty_cache):
+    path = torch_build.path()
+    cache.write(path, b"no library")
+    program = "from normgrad.torch import extension; print(extension._state.reason)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.startswith("not loaded: "), (done.stdout, done.stderr)
