@@ -79,6 +79,9 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
             self._cpu = cpu_runtime.Runner(program.cpu)
             self._index = index
 
+        def described(self) -> None:
+            return None
+
         def run(self, addresses: Any) -> None:
             assert addresses[WORKSPACE] % ALIGNMENT == 0
             seen.launches.append((self._index, list(addresses)))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
 from normgrad import cache, torch_build  # noqa: E402
+from normgrad.backends.cpu.runtime import Runner  # noqa: E402
+from normgrad.backends.triton import driver  # noqa: E402
 from normgrad.compilers import BuildError  # noqa: E402
+from normgrad.described import Described  # noqa: E402
+from normgrad.problem import WORKSPACE, Role  # noqa: E402
 from normgrad.settings import SettingError  # noqa: E402
 from normgrad.torch import extension  # noqa: E402
 
@@ -144,3 +150,50 @@ def test_a_damaged_library_is_not_loaded(empty_cache):
     program = "from normgrad.torch import extension; print(extension._state.reason)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("not loaded: "), (done.stdout, done.stderr)
+
+
+def test_launches_of_a_gpu_s_kernels(monkeypatch):
+    """C++ passes CUDA what the Triton backend describes; refused launches are Python's to make.
+
+    A function of this test takes the place of CUDA's, and CPU tensors that of a GPU's.
+    """
+    seen, statuses = [], []
+    words = ctypes.POINTER(ctypes.c_int64)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int32, words, ctypes.c_int64, ctypes.POINTER(words), ctypes.c_void_p)
+    def launch(config, kernel, parameters, extra):
+        constants = 2 + len(seen) % 2
+        values = [parameters[index][0] for index in range(WORKSPACE + 1 + constants)]
+        seen.append((config[: driver.CONFIG_FIELDS], kernel, values))
+        return statuses.pop(0) if statuses else 0
+
+    steps = np.zeros((2, driver.LAUNCH_FIELDS), np.int64)
+    for row, constants in zip(steps, ((7, 8), (9, 10, 11)), strict=True):
+        row[: driver.CONFIG_STREAM] = 1, 2, 3, 4
+        row[driver.KERNEL], row[driver.CONSTANT_COUNT] = 1000 + constants[0], len(constants)
+        row[driver.CONSTANTS : driver.CONSTANTS + len(constants)] = constants
+    address = ctypes.cast(launch, ctypes.c_void_p).value
+    described = Described(np.zeros(0, np.int64), steps, launch=address)
+    monkeypatch.setattr(Runner, "described", lambda runner: described)
+    call = torch.ops.normgrad.native_layer_norm.default
+    x, w, b = torch.randn(3, 11, 13), torch.randn(13), torch.randn(13)
+    expected = call(x, [13], w, b, 1e-5)
+    assert not seen
+    made = call(x, [13], w, b, 1e-5)
+    assert [(config, kernel) for config, kernel, _ in seen] == [
+        ([1, 2, 3, 4, 0, 0, 0], 1007),
+        ([1, 2, 3, 4, 0, 0, 0], 1009),
+    ]
+    (first, second) = (values for _, _, values in seen)
+    places = {Role.INPUT: x, Role.WEIGHT: w, Role.BIAS: b, Role.RESULT: made[0]}
+    assert all(first[role] == tensor.data_ptr() for role, tensor in places.items())
+    assert first[Role.GRAD_OUT] == first[Role.INPUT]
+    assert first[WORKSPACE + 1 :] == [7, 8]
+    assert second == [*first[: WORKSPACE + 1], 9, 10, 11]
+
+    statuses[:] = [1]
+    again = call(x, [13], w, b, 1e-5)
+    assert all(map(torch.equal, again, expected))
+    statuses[:] = [0, 700]
+    with pytest.raises(RuntimeError, match="normgrad: CUDA refused a launch with status 700"):
+        call(x, [13], w, b, 1e-5)

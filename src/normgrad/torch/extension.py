@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import notices, threads, torch_build
+from .. import devices, notices, threads, torch_build
 from ..plans import Plan
 from ..problem import WORKSPACE
 
@@ -75,6 +75,15 @@ def implement_layers() -> None:
         _state.library.normgrad_implement_layers()
 
 
+@once
+def _stream_of(device: str) -> int:
+    """The address of PyTorch's C function that tells a GPU's current stream; 0 for the CPU."""
+    if device == devices.CPU:
+        return 0
+    cuda: Any = ctypes.CDLL("libtorch_cuda.so")
+    return ctypes.cast(cuda.aoti_torch_get_current_cuda_stream, ctypes.c_void_p).value or 0
+
+
 def _team() -> tuple[int, int]:
     """The table of a team of PyTorch's threads, and how many Python has started on this thread."""
     from ..backends.cpu import teams
@@ -97,7 +106,7 @@ _ABSENT, _NEW, _IN_PLACE = range(3)
 def hand_over(
     plan: Plan, names: Sequence[str], tensors: Sequence[Any], results: Sequence[Tensor | None]
 ) -> None:
-    """Give C++ a plan of the CPU backend's that has just run, for calls with the same signature.
+    """Give C++ a plan that has just run, for calls with the same signature.
 
     Args:
         plan: the plan.
@@ -106,14 +115,16 @@ def hand_over(
         results: the results, in the plan's order.
     """
     runner = plan.runner
-    if not is_loaded() or not hasattr(runner, "program"):
+    described = runner.described() if is_loaded() and runner is not None else None
+    if described is None:
         return
     slots = {place.name: place.slot for place in plan.inputs if place is not None}
     words = [
-        runner.driver, runner.parallel, plan.workspace_size, plan.alignment, WORKSPACE,
-        len(runner.steps),
+        described.driver, described.parallel, described.launch, _stream_of(plan.device),
+        described.aligned, plan.workspace_size, plan.alignment, WORKSPACE, len(described.steps),
     ]  # fmt: skip
-    for values in (runner.template, runner.steps.ravel(), [slots.get(name, -1) for name in names]):
+    slots_of = [slots.get(name, -1) for name in names]
+    for values in (described.block, described.steps.ravel(), slots_of):
         words += [len(values), *map(int, values)]
     words.append(len(results))
     for place, value in zip(plan.outputs, results, strict=True):
@@ -126,7 +137,7 @@ def hand_over(
             _DTYPES.index(value.dtype), value.nbytes, value.dim(), *value.shape, value.dim(),
             *value.stride(),
         ]  # fmt: skip
-    if runner.parallel:
+    if described.parallel:
         _state.library.normgrad_use_team(*_team())
-    described = np.array(words, np.int64)
-    _state.library.normgrad_hand_over(described.ctypes.data, len(words))
+    table = np.array(words, np.int64)
+    _state.library.normgrad_hand_over(table.ctypes.data, len(words))

@@ -42,15 +42,14 @@ def _define(name: str, text: str, kernel: Callable[..., Any], fake: Callable[...
     """
     LIBRARY.define(text, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    LIBRARY.impl(name, untraced(kernel), "CUDA")
+    computed = name
     if extension.is_loaded() and name in KERNELS:
-        twin = f"{name}_python"
-        LIBRARY.define(text.replace(name, twin, 1))
-        LIBRARY.impl(twin, torch.library.fallthrough_kernel, "Autograd")
-        LIBRARY.impl(twin, untraced(kernel), "CPU")
+        computed = f"{name}_python"
+        LIBRARY.define(text.replace(name, computed, 1))
+        LIBRARY.impl(computed, torch.library.fallthrough_kernel, "Autograd")
         extension.implement(name)
-    else:
-        LIBRARY.impl(name, untraced(kernel), "CPU")
+    for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
+        LIBRARY.impl(computed, untraced(kernel), device)
 
 
 def _register(name: str) -> Any:

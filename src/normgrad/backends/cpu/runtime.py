@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from ... import stacks
+from ...described import Described
 from ...problem import PLACES
 from . import block as B
 from . import store, teams, units
@@ -53,6 +54,10 @@ class Runner:
         self.program[B.STEPS] = self.steps.ctypes.data
         self.program[B.STEP_COUNT] = len(self.steps)
         self._drive = partial(_Drive(self.driver), self.program.ctypes.data)
+
+    def described(self) -> Described:
+        """The program for code that runs it without Python."""
+        return Described(self.template, self.steps, driver=self.driver, parallel=self.parallel)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""

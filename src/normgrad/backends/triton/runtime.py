@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...described import Described
 from . import driver
 from .config import Arguments, Config, Tensor
 from .launches import Launch
@@ -103,11 +104,24 @@ class Runner:
         self._launches = program.launches
         self._index = index
         self._ready: dict[tuple[int, ...], Ready] = {}
+        self._last: tuple[tuple[int, ...], Ready] | None = None
         if index is not None:
             import torch
 
             self._cuda = torch.cuda
             self._stream = torch._C._cuda_getCurrentRawStream
+
+    def described(self) -> Described | None:
+        """The last run's launches for code that makes them without Python; None if it cannot."""
+        functions = driver.functions()
+        if self._last is None or functions is None:
+            return None
+        key, ready = self._last
+        if ready.steps is None:
+            return None
+        aligned = sum(bits << driver.ALIGNED_BITS * place for place, bits in enumerate(key))
+        nothing = np.zeros(0, np.int64)
+        return Described(nothing, ready.steps, launch=functions[0], aligned=aligned)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""
@@ -126,6 +140,7 @@ class Runner:
         if ready is None:
             ready = self._ready.setdefault(key, self._prepare(key))
         ready.start(addresses, self._stream(self._index))
+        self._last = key, ready
 
     def _prepare(self, key: tuple[int, ...]) -> Ready:
         from triton.runtime import driver as triton_driver

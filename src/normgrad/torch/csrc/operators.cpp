@@ -369,7 +369,7 @@ torch::Library& library() {
 // Registers the kernels of an operator of schemas.py, whose twin exists already.
 extern "C" NORMGRAD_EXPORT void normgrad_implement(const char* name) {
   using namespace normgrad;
-  for (auto key : {c10::DispatchKey::CPU}) {
+  for (auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
     library().impl(
         name,
         torch::dispatch(
@@ -383,7 +383,9 @@ extern "C" NORMGRAD_EXPORT void normgrad_implement(const char* name) {
 extern "C" NORMGRAD_EXPORT void normgrad_implement_layers() {
   using namespace normgrad;
   for (const Norm& norm : norms()) {
-    for (auto key : {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) {
+    for (auto key :
+         {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::CUDA,
+          c10::DispatchKey::AutogradCUDA}) {
       library().impl(
           norm.name.c_str(),
           torch::dispatch(

@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -33,6 +34,14 @@ constexpr std::array kDtypes{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, 
 // Results of at least this size ask for huge pages, as in pages.py.
 constexpr int64_t kHuge = 4 << 20;
 
+// A step of launches, as in driver.py of the Triton backend: CUDA's CUlaunchConfig up to the stream,
+// the kernel's handle, and the parameters after the addresses.
+constexpr int64_t kConfigStream = 4, kConfigFields = 7, kKernel = kConfigStream;
+constexpr int64_t kConstantCount = kKernel + 1, kConstants = kKernel + 2, kParametersMax = 160;
+constexpr int64_t kLaunchFields = kConstants + kParametersMax, kAlignedBits = 4;
+
+using Launch = int32_t (*)(int64_t* config, int64_t kernel, void** parameters, void** extra);
+using StreamOf = int32_t (*)(int32_t device, void** stream);
 using Driver = int64_t (*)(const int64_t* program, int64_t team, int64_t threads, int64_t* places);
 
 // The team whose threads are PyTorch's, and how many of them a call may use; 0 for PyTorch's number.
@@ -77,6 +86,9 @@ std::shared_ptr<const Plan> read_plan(Reader words) {
   auto plan = std::make_shared<Plan>();
   plan->driver = words.next();
   plan->parallel = words.next();
+  plan->launch = words.next();
+  plan->stream_of = words.next();
+  plan->aligned = words.next();
   plan->workspace = words.next();
   plan->alignment = words.next();
   plan->workspace_slot = words.next();
@@ -141,10 +153,14 @@ bool can_be_overwritten(c10::ArrayRef<at::Tensor> tensors, int64_t index) {
       return false;
     }
   }
-  return can_be_written(range);
+  return !tensors[index].is_cpu() || can_be_written(range);
 }
 
 at::Tensor make(const Result& result, const at::Tensor& like) {
+  if (!like.is_cpu()) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return at::empty_strided(result.sizes, result.strides, like.options().dtype(result.dtype));
+  }
   at::Tensor made = at::detail::empty_strided_cpu(result.sizes, result.strides, result.dtype);
 #ifdef __linux__
   if (result.bytes >= kHuge) {
@@ -156,6 +172,45 @@ at::Tensor make(const Result& result, const at::Tensor& like) {
   }
 #endif
   return made;
+}
+
+// Launches a plan's kernels on PyTorch's current stream, as driver.py of the Triton backend
+// describes them; false if CUDA has accepted none.
+bool launch_all(const Plan& plan, const at::Device& device, int64_t* places) {
+  const c10::DeviceGuard guard(device);
+  void* stream = nullptr;
+  if (plan.stream_of != 0 &&
+      reinterpret_cast<StreamOf>(plan.stream_of)(device.index(), &stream) != 0) {
+    return false;
+  }
+  int64_t aligned = 0;
+  for (int64_t place : {2, 1, 0}) {
+    aligned = aligned << kAlignedBits | (places[place] & ((1 << kAlignedBits) - 1));
+  }
+  if (aligned != plan.aligned) {
+    return false;
+  }
+  const auto start = reinterpret_cast<Launch>(plan.launch);
+  for (int64_t index = 0; index < plan.program[2]; ++index) {
+    auto* step = const_cast<int64_t*>(plan.steps.data()) + index * kLaunchFields;
+    int64_t config[kConfigFields] = {};
+    std::copy_n(step, kConfigStream, config);
+    config[kConfigStream] = reinterpret_cast<int64_t>(stream);
+    void* parameters[kPlaces + kParametersMax];
+    const int64_t addresses = plan.workspace_slot + 1;
+    for (int64_t place = 0; place < addresses; ++place) {
+      parameters[place] = places + place;
+    }
+    for (int64_t constant = 0; constant < step[kConstantCount]; ++constant) {
+      parameters[addresses + constant] = step + kConstants + constant;
+    }
+    const int32_t status = start(config, step[kKernel], parameters, nullptr);
+    TORCH_CHECK(status == 0 || index == 0, "normgrad: CUDA refused a launch with status ", status);
+    if (status != 0) {
+      return false;
+    }
+  }
+  return true;
 }
 
 #ifdef __linux__
@@ -176,6 +231,10 @@ void Signature::add(const at::Tensor& tensor) {
       static_cast<int64_t>(device.type()) << 16 | static_cast<int64_t>(device.index() + 1) << 32);
   words_.insert(words_.end(), tensor.sizes().begin(), tensor.sizes().end());
   words_.insert(words_.end(), tensor.strides().begin(), tensor.strides().end());
+  if (!tensor.is_cpu() && tensor.numel() > 0) {  // a GPU's kernels are compiled for an alignment
+    const auto address = reinterpret_cast<int64_t>(tensor.const_data_ptr());
+    words_.push_back(address & ((1 << kAlignedBits) - 1));
+  }
 }
 
 bool Signature::add(const c10::IValue& value) {
@@ -295,10 +354,16 @@ bool run(const Plan& plan, c10::ArrayRef<at::Tensor> tensors, Tensors& results) 
     places[kInput] = places[kGradOut];
   }
   at::DataPtr workspace;
+  const at::Device device = tensors[0].device();
   if (plan.workspace > 0) {
-    workspace = c10::GetAllocator(c10::DeviceType::CPU)->allocate(plan.workspace);
+    // On a GPU it may be freed before the kernels end: only later work on the stream gets it.
+    const c10::OptionalDeviceGuard guard(device);
+    workspace = c10::GetAllocator(device.type())->allocate(plan.workspace);
     const auto start = reinterpret_cast<int64_t>(workspace.get());
     places[plan.workspace_slot] = (start + plan.alignment - 1) / plan.alignment * plan.alignment;
+  }
+  if (plan.driver == 0) {
+    return launch_all(plan, device, places);
   }
   return reinterpret_cast<Driver>(plan.driver)(plan.program, team, threads, places) == 0;
 }

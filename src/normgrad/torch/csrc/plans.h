@@ -29,12 +29,15 @@ struct Result {
   int64_t bytes;
 };
 
-// A plan of normgrad's CPU backend: a program for its driver, and the tensors that it takes.
+// A plan: a program of normgrad's CPU backend, or the launches of a GPU's kernels; and the tensors
+// that it takes.
 struct Plan {
-  int64_t driver;
-  std::vector<int64_t> block, steps;
+  int64_t driver;      // the address of the CPU backend's driver, or 0
   int64_t program[3];  // the addresses of block and steps, and the number of steps
   bool parallel;
+  int64_t launch, stream_of;  // CUDA's function for launches, and PyTorch's for the current stream
+  int64_t aligned;            // the lowest bits of dy, x and dx for which kernels are compiled
+  std::vector<int64_t> block, steps;  // of launches only steps, of kLaunchFields words each
   int64_t workspace, alignment, workspace_slot;
   std::vector<int64_t> slots;  // each tensor's index among the addresses, or -1
   std::vector<Result> results;
