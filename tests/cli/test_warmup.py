@@ -75,11 +75,11 @@ def test_everything_is_every_kernel_a_program_can_name():
     names = units.every()
     # Rows have six operations and three along them, columns seven, for four dtypes; moments have
     # one for half data; gradients and the forward pass along rows have one for all but float64;
-    # what moves tiles has one for ten pairs of dtypes; and there are the driver, the way to it,
-    # three for threads, tasks, those in tiles, seven units of arithmetic, and that for GPUs.
-    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 2 * 3 + 10 + 2 + 3 + 2 + 7 + 1
+    # what moves tiles has one for ten pairs of dtypes; and there are the driver, three for threads,
+    # tasks, those in tiles, and seven units of arithmetic.
+    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 2 * 3 + 10 + 1 + 3 + 2 + 7
     of_cpus = named(typical.programs([*PLANNED], dtypes.FLOATS, typical.LAYOUTS))
-    assert of_cpus == set(names) - {"launch"}
+    assert of_cpus == set(names)
 
 
 def test_every_unit_has_a_source():
@@ -92,7 +92,7 @@ def test_every_unit_has_a_source():
 
 #: What every program takes that is for several threads.
 ALWAYS = (
-    *("driver", "entry", "threads of OpenMP", "start of worker threads", "worker thread"),
+    *("driver", "threads of OpenMP", "start of worker threads", "worker thread"),
     "tasks",
 )
 

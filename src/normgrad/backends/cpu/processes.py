@@ -43,7 +43,7 @@ _TICK = 0.25
 
 #: How long some units take to compile, where most take one of that; those that start threads take
 #: next to nothing.
-_LONG = {"entry": 4, "arithmetic: channels": 4, "tasks": 2, "driver": 0}
+_LONG = {"arithmetic: channels": 4, "tasks": 2, "driver": 0}
 
 
 def _family(unit: str) -> str:
