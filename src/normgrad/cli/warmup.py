@@ -40,7 +40,7 @@ def warmup(
 
     As many processes compile as there are cores. What is compiled already, or what the package
     brings for this processor, is not compiled again. Options can be given several times; without
-    any, everything is compiled.
+    any, everything is compiled, and where PyTorch is installed the C++ library for its layers too.
     """
     for option, given, allowed in (
         ("--operator", operator, PLANNED),
