@@ -27,6 +27,8 @@ _MAIN = "operators.cpp"
 #: OpenMP's functions are those of PyTorch's own runtime, so that nothing is linked for them.
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp", "-w")
 _LIBRARIES = ("-ltorch_cpu", "-lc10")
+#: The bytes of a digest.
+_DIGEST = 32
 
 
 def _prefix() -> str:
@@ -46,8 +48,8 @@ def path() -> Path:
     return cache.folder() / cache.TORCH / f"{_prefix()}{digest.hexdigest()[:16]}.so"
 
 
-def missing() -> str | None:
-    """The reason why there is no library that may be loaded; None if there is one.
+def is_on() -> bool:
+    """Whether the environment lets the library be used.
 
     Raises:
         SettingError: the environment variable has another value than 0 and 1.
@@ -55,13 +57,30 @@ def missing() -> str | None:
     setting = os.environ.get(VARIABLE, "1")
     if setting not in ("0", "1"):
         raise SettingError(f"{VARIABLE}: {setting!r}; allowed: 0 or 1")
-    if setting == "0":
+    return setting == "1"
+
+
+def missing() -> str | None:
+    """The reason why there is no library that may be loaded; None if there is one.
+
+    Raises:
+        SettingError: as :func:`is_on`.
+    """
+    if not is_on():
         return f"turned off by {VARIABLE}=0"
     try:
-        built = cache.read(path())
+        return None if _is_whole(path()) else "not built; `normgrad warmup` builds it"
     except (metadata.PackageNotFoundError, OSError, SettingError) as error:
         return f"not there: {error}"
-    return "not built; `normgrad warmup` builds it" if built is None else None
+
+
+def _is_whole(made: Path) -> bool:
+    """Whether the file is there, may be read, and ends with the digest of what is before that.
+
+    A library that lost its end would end the process that loads it.
+    """
+    content = cache.read(made) or b""
+    return content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
 
 
 def build() -> Path:
@@ -81,7 +100,7 @@ def build() -> Path:
         made = path()
     except metadata.PackageNotFoundError:
         raise BuildError("PyTorch is not installed; `pip install torch`") from None
-    if cache.read(made) is not None:
+    if _is_whole(made):
         return made
     if not sys.platform.startswith("linux"):
         raise BuildError(f"the library for PyTorch on {sys.platform}; allowed: Linux")
@@ -95,7 +114,8 @@ def build() -> Path:
         source = str(_SOURCES / _MAIN)
         command = [*compiler, *_FLAGS, *folders, source, "-o", str(out), *_LIBRARIES]
         compilers.compiled(command, Path(work), "the library for PyTorch")
-        cache.write(made, out.read_bytes())
+        content = out.read_bytes()
+        cache.write(made, content + hashlib.sha256(content).digest())
     for old in made.parent.glob(f"{_prefix()}*.so"):
         if old != made:
             old.unlink(missing_ok=True)

@@ -144,12 +144,14 @@ def test_layers_without_the_library_say_so_once(empty_cache):
         assert len(lines) == (quiet == "")
 
 
-def test_a_damaged_library_is_not_loaded(empty_cache):
+def test_a_damaged_library_is_not_loaded(monkeypatch, tmp_path):
+    built = torch_build.path()
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     path = torch_build.path()
-    cache.write(path, b"no library")
+    cache.write(path, built.read_bytes()[:20_000])
     program = "from normgrad.torch import extension; print(extension._state.reason)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.startswith("not loaded: "), (done.stdout, done.stderr)
+    assert done.stdout.startswith("not built; "), (done.stdout, done.stderr)
 
 
 def test_launches_of_a_gpu_s_kernels(monkeypatch):

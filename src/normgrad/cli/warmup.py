@@ -77,7 +77,7 @@ def warmup(
 def _library() -> str:
     """Build the C++ library for PyTorch's layers; returns which way they run."""
     missing = torch_build.missing()
-    if missing is not None and torch_build.VARIABLE not in missing:
+    if missing is not None and torch_build.is_on():
         start = time.perf_counter()
         try:
             with show.progress(1) as advance:

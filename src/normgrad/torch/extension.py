@@ -59,7 +59,7 @@ def is_loaded() -> bool:
 @once
 def mention() -> None:
     """Log, once, that layers run without the library, unless the environment turns it off."""
-    if not is_loaded() and torch_build.VARIABLE not in (_state.reason or ""):
+    if not is_loaded() and torch_build.is_on():
         slower = "normgrad's layers run without their C++ library, which is %s"
         notices.say(f"{slower}; small layers take longer", _state.reason)
 

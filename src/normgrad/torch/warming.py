@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..compilers import BuildError
 from ..settings import SettingError
-from ..torch_build import build
+from ..torch_build import build, is_on
 from .conversion import check_module
 
 
@@ -45,7 +45,8 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
     """
     check_module(module)
     with suppress(BuildError, SettingError, OSError):
-        build()
+        if is_on():
+            build()
     tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((example, named))]
     gpus = {each.device.index for each in tensors if isinstance(each, Tensor) and each.is_cuda}
 

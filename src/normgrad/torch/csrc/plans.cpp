@@ -332,35 +332,39 @@ bool run(const Plan& plan, c10::ArrayRef<at::Tensor> tensors, Tensors& results) 
       places[plan.slots[index]] = reinterpret_cast<int64_t>(tensors[index].const_data_ptr());
     }
   }
-  for (const Result& result : plan.results) {
-    at::Tensor made;
-    if (result.kind == Result::New) {
-      made = make(result, tensors[0]);
-    } else if (result.kind == Result::InPlace) {
-      made = tensors[result.input];
-      if (!can_be_overwritten(tensors, result.input)) {
-        return false;
+  at::DataPtr workspace;
+  const at::Device device = tensors[0].device();
+  try {
+    for (const Result& result : plan.results) {
+      at::Tensor made;
+      if (result.kind == Result::New) {
+        made = make(result, tensors[0]);
+      } else if (result.kind == Result::InPlace) {
+        made = tensors[result.input];
+        if (!can_be_overwritten(tensors, result.input)) {
+          return false;
+        }
       }
+      if (result.slot >= 0) {
+        places[result.slot] = reinterpret_cast<int64_t>(made.mutable_data_ptr());
+      }
+      results.push_back(std::move(made));
     }
-    if (result.slot >= 0) {
-      places[result.slot] = reinterpret_cast<int64_t>(made.mutable_data_ptr());
+    if (plan.workspace > 0) {
+      // On a GPU it may be freed before the kernels end: only later work on the stream gets it.
+      const c10::OptionalDeviceGuard guard(device);
+      workspace = c10::GetAllocator(device.type())->allocate(plan.workspace);
+      const auto start = reinterpret_cast<int64_t>(workspace.get());
+      places[plan.workspace_slot] = (start + plan.alignment - 1) / plan.alignment * plan.alignment;
     }
-    results.push_back(std::move(made));
+  } catch (const c10::Error&) {  // there is no memory: Python says what for
+    return false;
   }
   // Where one of dy and x is not read, kernels take the other in its place.
   if (places[kGradOut] == 0) {
     places[kGradOut] = places[kInput];
   } else if (places[kInput] == 0) {
     places[kInput] = places[kGradOut];
-  }
-  at::DataPtr workspace;
-  const at::Device device = tensors[0].device();
-  if (plan.workspace > 0) {
-    // On a GPU it may be freed before the kernels end: only later work on the stream gets it.
-    const c10::OptionalDeviceGuard guard(device);
-    workspace = c10::GetAllocator(device.type())->allocate(plan.workspace);
-    const auto start = reinterpret_cast<int64_t>(workspace.get());
-    places[plan.workspace_slot] = (start + plan.alignment - 1) / plan.alignment * plan.alignment;
   }
   if (plan.driver == 0) {
     return launch_all(plan, device, places);
