@@ -107,11 +107,13 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 _TAG = "py3-none-manylinux_2_17_x86_64"
 #: What prints the levels of x86-64 that there are kernels for.
 _LEVELS = "from normgrad.backends.cpu.target import LEVELS; print(*LEVELS)"
+#: What builds the library for the PyTorch that is installed.
+_LIBRARY = "from normgrad.torch_build import build; build()"
 _MOST_BYTES = 20_000_000
 
 
 def _with_kernels(session: nox.Session, wheel: Path) -> Path:
-    """A wheel for x86-64 beside a pure one: the same files and archives of kernels, no Numba."""
+    """A wheel for x86-64 beside a pure one, with kernels and PyTorch's library, without Numba."""
     session.install(str(wheel))
     work = Path(session.create_tmp()) / "unpacked"
     shutil.rmtree(work, ignore_errors=True)
@@ -120,6 +122,10 @@ def _with_kernels(session: nox.Session, wheel: Path) -> Path:
     folder = str(content / "normgrad/backends/cpu")
     for level in str(session.run("python", "-c", _LEVELS, silent=True)).split():
         session.run("python", "-m", "normgrad.backends.cpu.packing", level, folder)
+    session.install("-r", "requirements/torch.txt")
+    kept = Path(session.create_tmp()) / "library"
+    session.run("python", "-c", _LIBRARY, env={"NORMGRAD_CACHE_DIR": str(kept.resolve())})
+    shutil.copytree(kept / "torch", content / "normgrad/torch/lib")
     (about,) = content.glob("*.dist-info/WHEEL")
     text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
     about.write_text(text.replace("Tag: py3-none-any", f"Tag: {_TAG}"))

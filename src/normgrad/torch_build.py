@@ -1,7 +1,8 @@
 """The build of the C++ library for PyTorch, and where it is; without importing PyTorch.
 
-The library depends on PyTorch's version, the kind of processor and its sources, so that it is built
-once for these, into the cache folder.
+The library depends on PyTorch's version, the kind of processor and its sources. A wheel for a
+platform brings the one for the PyTorch beside which it was built; for others the library is built
+once, into the cache folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from .settings import SettingError
 VARIABLE = "NORMGRAD_TORCH_EXTENSION"
 
 _SOURCES = Path(__file__).parent / "torch" / "csrc"
+#: The folder of a wheel's library in the package.
+PACKAGED = _SOURCES.parent / "lib"
 #: The source that includes the others.
 _MAIN = "operators.cpp"
 #: OpenMP's functions are those of PyTorch's own runtime, so that nothing is linked for them.
@@ -32,20 +35,27 @@ _DIGEST = 32
 
 
 def _prefix() -> str:
-    return f"torch-{metadata.version('torch')}-{platform.machine()}-"
+    version = metadata.version("torch").partition("+")[0]  # builds for CUDA have the same C++ API
+    return f"torch-{version}-{platform.machine()}-"
+
+
+def _name() -> str:
+    digest = hashlib.sha256(repr(_FLAGS).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return f"{_prefix()}{digest.hexdigest()[:16]}.so"
 
 
 def path() -> Path:
-    """The library for this PyTorch, which may not be built yet.
+    """The library for this PyTorch: the package's, or the cache's, which may not be built yet.
 
     Raises:
         PackageNotFoundError: PyTorch is not installed.
         SettingError, OSError: as :func:`.cache.folder`.
     """
-    digest = hashlib.sha256(repr(_FLAGS).encode())
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    return cache.folder() / cache.TORCH / f"{_prefix()}{digest.hexdigest()[:16]}.so"
+    name = _name()
+    packaged = PACKAGED / name
+    return packaged if packaged.exists() else cache.folder() / cache.TORCH / name
 
 
 def is_on() -> bool:
@@ -79,7 +89,7 @@ def _is_whole(made: Path) -> bool:
 
     A library that lost its end would end the process that loads it.
     """
-    content = cache.read(made) or b""
+    content = made.read_bytes() if made.parent == PACKAGED else cache.read(made) or b""
     return content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
 
 
