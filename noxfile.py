@@ -53,6 +53,37 @@ def valgrind(session: nox.Session) -> None:
     session.run("pytest", "-n", "auto", "tests/capi/test_misuse.py", env={"NORMGRAD_VALGRIND": "1"})
 
 
+#: The tests whose calls the C++ library for PyTorch computes.
+_IN_CPP = ("test_ops", "test_functional", "test_nn", "test_as_stock", "test_unusual_tensors")
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """Tests of PyTorch's layers, with a C++ library that AddressSanitizer and UBSan watch."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    # C++'s own library comes too: exceptions that pass through Python's are not found without it.
+    names = ("asan", "ubsan", "stdc++")
+    runtimes = [
+        str(session.run("g++", f"-print-file-name=lib{name}.so", silent=True, external=True))
+        for name in names
+    ]
+    kinds = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    build = {
+        "CXX": "g++",
+        "NORMGRAD_CACHE_DIR": session.create_tmp(),
+        "NORMGRAD_TORCH_FLAGS": f"-g -fno-omit-frame-pointer {kinds}",
+    }
+    session.run("python", "-c", "import normgrad.torch; normgrad.torch.build()", env=build)
+    watched = {
+        **build,
+        "LD_PRELOAD": " ".join(map(str.strip, runtimes)),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory until its process ends
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    files = [f"tests/pytorch/{name}.py" for name in _IN_CPP]
+    session.run("pytest", "-p", "no:xdist", *files, *session.posargs, env=watched)
+
+
 @nox.session
 def stress(session: nox.Session) -> None:
     """A minute of sixteen threads at once, and more ends of processes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import sys
 import tempfile
 from importlib import metadata
@@ -21,6 +22,9 @@ from .settings import SettingError
 
 #: The environment variable that turns the library off ("0").
 VARIABLE = "NORMGRAD_TORCH_EXTENSION"
+
+#: The environment variable with more flags of the compiler, for builds with a sanitizer.
+_MORE_FLAGS = "NORMGRAD_TORCH_FLAGS"
 
 _SOURCES = Path(__file__).parent / "torch" / "csrc"
 #: The folder of a wheel's library in the package.
@@ -34,13 +38,17 @@ _LIBRARIES = ("-ltorch_cpu", "-lc10")
 _DIGEST = 32
 
 
+def _flags() -> tuple[str, ...]:
+    return (*_FLAGS, *shlex.split(os.environ.get(_MORE_FLAGS, "")))
+
+
 def _prefix() -> str:
     version = metadata.version("torch").partition("+")[0]  # builds for CUDA have the same C++ API
     return f"torch-{version}-{platform.machine()}-"
 
 
 def _name() -> str:
-    digest = hashlib.sha256(repr(_FLAGS).encode())
+    digest = hashlib.sha256(repr(_flags()).encode())
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
     return f"{_prefix()}{digest.hexdigest()[:16]}.so"
@@ -122,7 +130,7 @@ def build() -> Path:
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / made.name
         source = str(_SOURCES / _MAIN)
-        command = [*compiler, *_FLAGS, *folders, source, "-o", str(out), *_LIBRARIES]
+        command = [*compiler, *_flags(), *folders, source, "-o", str(out), *_LIBRARIES]
         compilers.compiled(command, Path(work), "the library for PyTorch")
         content = out.read_bytes()
         cache.write(made, content + hashlib.sha256(content).digest())
