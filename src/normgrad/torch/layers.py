@@ -105,7 +105,7 @@ def instance_norm(
             and _suits("group_norm", of_groups)
             and _supports_group_norm(tensors, choices)
         ):
-            return _in_cpp["group_norm"](*of_groups)
+            return _by_cpp("group_norm", of_groups)
         return _norm(name, _GROUP_NORM, _supports_group_norm, tensors, choices, given)
     if fits and not use_input_stats and not absent:
         tensors, options = (
@@ -454,8 +454,25 @@ _PLAIN = (Tensor, torch.nn.Parameter, bool, int, float, tuple, type(None))
 def computed(name: str, given: tuple[Any, ...]) -> Tensor:
     """Compute a function: by its operator in C++ if that takes the arguments, else in Python."""
     if name in _in_cpp and _suits(name, given):
-        return _in_cpp[name](*given)
+        return _by_cpp(name, given)
     return _FUNCTIONS[name](*given)
+
+
+def _by_cpp(name: str, given: tuple[Any, ...]) -> Tensor:
+    """Call a function's operator in C++; of numbers that C++ cannot hold, Python speaks."""
+    try:
+        return _in_cpp[name](*given)
+    except RuntimeError:
+        if not any(map(_is_large, given)):
+            raise
+    return _FUNCTIONS[name](*given)
+
+
+def _is_large(value: Any) -> bool:
+    """Whether an argument is, or has, an integer of more than 64 bits."""
+    if isinstance(value, tuple):
+        return any(map(_is_large, value))
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
 
 
 def _suits(name: str, given: tuple[Any, ...]) -> bool:

@@ -49,7 +49,11 @@ class Planned {
   // Computes by a plan; false if there is none, or if Python has to compute.
   bool compute(const Signature& signature, c10::ArrayRef<Tensor> tensors, Tensors& results) const {
     const auto plan = store_.find(signature);
-    return plan && run(*plan, tensors, results);
+    if (plan && run(*plan, tensors, results)) {
+      return true;
+    }
+    results.clear();  // their memory is free again while Python computes
+    return false;
   }
 
   // Has the twin compute, without keeping the plan that it may make.

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <shared_mutex>
 #include <unordered_map>
@@ -132,14 +132,15 @@ Range range_of(const at::Tensor& tensor) {
   return {start, start + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
 }
 
-// Whether the system lets this process write to a range; see pages.py.
+// Whether the system surely lets this process write to a range. Its error is the same for read-only
+// memory as on a Linux that does not know the question (before 5.14), so that Python finds out.
 bool can_be_written(const Range& range) {
 #ifdef __linux__
   constexpr int kPopulateWrite = 23;
   static const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t first = range.low / page * page;
   const auto size = static_cast<size_t>(range.high - first);
-  return madvise(reinterpret_cast<void*>(first), size, kPopulateWrite) == 0 || errno == EINVAL;
+  return madvise(reinterpret_cast<void*>(first), size, kPopulateWrite) == 0;
 #else
   return true;
 #endif
@@ -248,6 +249,9 @@ bool Signature::add(const c10::IValue& value) {
     words_.push_back(value.toInt());
   } else if (value.isDouble()) {
     const double number = value.toDouble();
+    if (std::isnan(number)) {  // PyTorch computes with it; and one has the bits of None's word
+      return false;
+    }
     int64_t bits = 0;
     std::memcpy(&bits, &number, sizeof bits);
     words_.push_back(bits);

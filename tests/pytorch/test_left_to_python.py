@@ -1,0 +1,168 @@
+"""Calls that a known signature does not make safe for C++: Python computes or refuses them."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import normgrad.torch as nt  # noqa: E402 - torch may be absent
+
+F = nt.functional
+
+CHANNELS = 6
+
+
+@pytest.fixture(autouse=True)
+def known_signature():
+    """Calls with the signature of those below have run, so that C++ has their plans."""
+    for training in (True, False):
+        for _ in range(2):
+            F.batch_norm(data(), *statistics(), *parameters(), training)
+            F.batch_norm(data(), *statistics(), training=training)
+
+
+def data():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(4, CHANNELS, 5, generator=generator)
+
+
+def statistics():
+    return torch.zeros(CHANNELS), torch.ones(CHANNELS)
+
+
+def parameters():
+    return torch.ones(CHANNELS), torch.zeros(CHANNELS)
+
+
+@pytest.mark.cpu
+def test_read_only_statistics():
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ)
+    with pytest.warns(UserWarning, match="not writable"):
+        mean = torch.frombuffer(memory, dtype=torch.float32, count=CHANNELS)
+    with pytest.raises(ValueError, match=r"new_running_mean\): read-only memory at"):
+        F.batch_norm(data(), mean, torch.ones(CHANNELS), training=True)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("index", range(5))
+def test_storages_that_are_too_small(index):
+    tensors = [data(), *statistics(), *parameters()]
+    tensors[index].untyped_storage().resize_(8)
+    with pytest.raises(ValueError, match="a storage of 8 bytes from the first element on"):
+        F.batch_norm(*tensors, training=True)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("second", [2, 3])
+def test_statistics_that_share_memory(first, second):
+    """With another vector, in whole or in part."""
+    if first == second:
+        first = 2 if second == 3 else 1
+    both = torch.ones(2 * CHANNELS)
+    for shift in (0, CHANNELS - 1):
+        vectors = [*parameters(), *statistics()]
+        vectors[first], vectors[second] = both[:CHANNELS], both[shift : shift + CHANNELS]
+        weight, bias, mean, var = vectors
+        with pytest.raises(ValueError, match="shares memory with"):
+            F.batch_norm(data(), mean, var, weight, bias, True)
+    assert torch.equal(both, torch.ones(2 * CHANNELS))
+
+
+@pytest.mark.cpu
+def test_statistics_in_the_inputs_memory():
+    x = data()
+    with pytest.raises(ValueError, match="shares memory with input"):
+        F.batch_norm(x, x.view(-1)[:CHANNELS], torch.ones(CHANNELS), training=True)
+    assert torch.equal(x, data())
+
+
+def test_negated_views():
+    """Their memory holds the values with the other sign."""
+    expected = F.batch_norm(-data(), *statistics(), training=True)
+    assert torch.equal(
+        F.batch_norm(torch._neg_view(data()), *statistics(), training=True), expected
+    )
+    mean, var = statistics()
+    F.batch_norm(data(), mean, var, training=True)
+    negated = torch._neg_view(torch.zeros(CHANNELS))
+    F.batch_norm(data(), negated, torch.ones(CHANNELS), training=True)
+    assert torch.equal(negated, mean)
+
+
+def test_strides_dtypes_and_options_are_told_apart():
+    x = data()
+    wide = torch.zeros(4, CHANNELS, 10)
+    wide[..., ::2] = x
+    expected = F.layer_norm(x, (5,))
+    assert torch.equal(F.layer_norm(wide[..., ::2], (5,)), expected)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        assert F.layer_norm(x.to(dtype), (5,)).dtype is dtype
+        found = F.layer_norm(x.to(dtype), (5,)).float()
+        torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+    for eps in (1e-5, 0.5, 1, 1e-5):
+        torch.testing.assert_close(
+            F.layer_norm(x, (5,), eps=eps), torch.nn.functional.layer_norm(x, (5,), eps=eps)
+        )
+    for groups in (1, 2, 3, 6):
+        torch.testing.assert_close(
+            F.group_norm(x, groups), torch.nn.functional.group_norm(x, groups)
+        )
+
+
+def test_tangents_and_modes_are_seen():
+    x, moved = data().double(), data().double() ** 2
+    F.layer_norm(x, (5,))
+    F.layer_norm(x, (5,))
+    expected = torch.func.jvp(lambda x: torch.nn.functional.layer_norm(x, (5,)), (x,), (moved,))[1]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, moved)
+        found = torch.autograd.forward_ad.unpack_dual(F.layer_norm(dual, (5,))).tangent
+    torch.testing.assert_close(found, expected)
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    with Mode():
+        F.layer_norm(x, (5,))
+    assert any("layer_norm" in name for name in seen)
+
+
+def test_running_statistics_with_gradients():
+    mean, var = (value.requires_grad_() for value in statistics())
+    F.batch_norm(data(), mean, var).sum().backward()
+    assert mean.grad is not None
+    assert var.grad is not None
+    with pytest.raises(RuntimeError, match="not differentiable with respect"):
+        F.batch_norm(data(), *(v.detach().requires_grad_() for v in (mean, var)), training=True)
+
+
+#: The number that is not a number whose bits are all set, as are those of the word for None.
+ALL_BITS = struct.unpack("d", b"\xff" * 8)[0]
+
+
+def test_epsilon_that_is_no_number():
+    for _ in range(2):
+        F.rms_norm(data(), (5,))
+    assert F.rms_norm(data(), (5,), eps=ALL_BITS).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: F.group_norm(data(), 2**70), "Overflow when unpacking long"),
+        (lambda: F.layer_norm(data(), (2**70,)), "Overflow when unpacking long"),
+        (lambda: F.layer_norm(data(), (5,), eps=10**400), "eps: too large; allowed: a number"),
+    ],
+)
+def test_integers_that_are_too_large(call, text):
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        call()
