@@ -41,19 +41,6 @@ class Key(NamedTuple):
 
 
 @cache
-def key() -> Key:
-    """The key of ``limit``, which lives as long as the process."""
-    library = _library()
-    if library is None:
-        return Key(0, 0)
-    number = ctypes.c_uint()
-    if library.pthread_key_create(ctypes.byref(number), None) != 0:
-        return Key(0, 0)
-    getter = ctypes.cast(library.pthread_getspecific, ctypes.c_void_p).value or 0
-    return Key(number.value, getter)
-
-
-@cache
 def _library() -> ctypes.CDLL | None:
     """The C library if it tells where a thread's stack is; else None."""
     if not sys.platform.startswith("linux"):
@@ -64,6 +51,26 @@ def _library() -> ctypes.CDLL | None:
     library.pthread_self.restype = ctypes.c_ulong
     library.pthread_setspecific.argtypes = [ctypes.c_uint, ctypes.c_void_p]
     return library
+
+
+def _made() -> Key:
+    library = _library()
+    if library is None:
+        return Key(0, 0)
+    number = ctypes.c_uint()
+    if library.pthread_key_create(ctypes.byref(number), None) != 0:
+        return Key(0, 0)
+    getter = ctypes.cast(library.pthread_getspecific, ctypes.c_void_p).value or 0
+    return Key(number.value, getter)
+
+
+#: The key, which is made by the import: of two that threads make at once, one would never be set.
+_KEY = _made()
+
+
+def key() -> Key:
+    """The key of ``limit``, which lives as long as the process."""
+    return _KEY
 
 
 def _stack() -> tuple[int, int]:

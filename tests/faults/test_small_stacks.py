@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from normgrad.backends.cpu import openmp
@@ -84,3 +87,25 @@ def test_sizes_of_openmp_s_stacks(monkeypatch, name, value, enough):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, value)
     assert openmp.have_room() is enough
+
+
+def test_first_calls_of_many_threads():
+    """They share one key for their stacks' limits; with another the kernels would not run."""
+    program = """
+import sys, threading
+import numpy as np, normgrad as ng
+sys.setswitchinterval(1e-6)
+x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+start, found = threading.Barrier(8), []
+def work():
+    start.wait()
+    found.append(ng.batch_norm_backward(x, x, training=True).grad_bias)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(found), all(np.array_equal(each, x.sum((0, 2))) for each in found))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "8 True\n"
