@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from normgrad import cache, dtypes
+from normgrad import cache, dtypes, torch_build
 from normgrad.backends.cpu import processes, store, units
 from normgrad.cli import typical
 from normgrad.operators.by_name import PLANNED
@@ -37,6 +38,7 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(processes, "compiled", compile_them)
     monkeypatch.setattr(store, "level", lambda: None)
+    monkeypatch.setattr(torch_build, "build", lambda: None)
     return names
 
 
@@ -46,6 +48,8 @@ def test_it_goes_through_everything(cli, compiled, tmp_path):
     assert compiled == units.every()
     assert f"{len(compiled)}, in " in result.stdout
     assert len([*tmp_path.rglob("*.o")]) == len(compiled)
+    layers = "layers run +by the C\\+\\+ library, built in"
+    assert bool(re.search(layers, result.stdout)) == bool(find_spec("torch"))
 
 
 def test_what_is_at_hand_is_not_compiled(cli, compiled, monkeypatch):
