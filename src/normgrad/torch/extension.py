@@ -1,6 +1,6 @@
 """The C++ library of operators and autograd nodes: how it is built and loaded, and gets plans.
 
-It computes calls on plain CPU tensors by the plans that Python's kernels hand over, without Python.
+It computes calls on plain tensors by the plans that Python's kernels hand over, without Python.
 Without the library Python's kernels compute all calls, with the same bits.
 """
 

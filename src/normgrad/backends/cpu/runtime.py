@@ -68,8 +68,8 @@ class Runner:
                 done = self._is_done(made, places)
         else:
             done = self._is_done(team, places)
-        if not done:
-            stacks.elsewhere(partial(self._is_done, ALONE, places))
+        if not done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
+            raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 
     def _is_done(self, team: Team, places: bytes) -> bool:
         """Call the driver; the result is False, with nothing done, if the stack has no room."""

@@ -13,7 +13,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <shared_mutex>
+#include <mutex>
 #include <unordered_map>
 
 #ifdef __linux__
@@ -236,9 +236,21 @@ bool launch_all(const Plan& plan, const at::Device& device, int64_t* places) {
   return true;
 }
 
+// The lock of all operators' plans, which lives as long as the process.
+std::mutex& plans_lock() {
+  static auto& lock = *new std::mutex();
+  return lock;
+}
+
 #ifdef __linux__
-// A child of fork(2) has none of its parent's threads, and cannot start OpenMP's anew.
-const int at_fork = pthread_atfork(nullptr, nullptr, [] { started_threads = 1; });
+// A child of fork(2) has none of its parent's threads, and cannot start OpenMP's anew. No other
+// thread may hold the lock when the child is made, since it would never be free there.
+const int at_fork = pthread_atfork(
+    [] { plans_lock().lock(); }, [] { plans_lock().unlock(); },
+    [] {
+      plans_lock().unlock();
+      started_threads = 1;
+    });
 #endif
 
 }  // namespace
@@ -294,7 +306,6 @@ bool Signature::add(const c10::IValue& value) {
 }
 
 struct Store::Map {
-  mutable std::shared_mutex mutex;
   std::unordered_map<Words, std::shared_ptr<const Plan>, Hash> plans;
 };
 
@@ -302,13 +313,13 @@ Store::Store() : map_(std::make_unique<Map>()) {}
 Store::~Store() = default;
 
 std::shared_ptr<const Plan> Store::find(const Signature& signature) const {
-  const std::shared_lock lock(map_->mutex);
+  const std::lock_guard lock(plans_lock());
   const auto found = map_->plans.find(signature.words());
   return found == map_->plans.end() ? nullptr : found->second;
 }
 
 void Store::keep(const Signature& signature, std::shared_ptr<const Plan> plan) {
-  const std::unique_lock lock(map_->mutex);
+  const std::lock_guard lock(plans_lock());
   if (map_->plans.size() >= kMostPlans) {
     map_->plans.clear();
   }
