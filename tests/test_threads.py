@@ -25,11 +25,11 @@ import numpy as np, normgrad as ng
 from normgrad.backends.cpu import teams
 exec(first)
 used = []
-team = teams._team
+team = teams.team
 def watched(functions, count, *pool):
     used.append(count)
     return team(functions, count, *pool)
-teams._team = watched
+teams.team = watched
 x = np.ones((16, 8, 64, 64), np.float32)
 for statement in ("", *others):
     exec(statement)

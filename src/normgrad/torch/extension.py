@@ -94,10 +94,10 @@ def _team() -> tuple[int, int]:
     names = "parallel", "thread_number", "thread_count"
     functions = [getattr(_state.library, f"normgrad_{name}") for name in names]
     addresses = tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)
-    return teams.of_functions(addresses, ready.size)
+    return teams.team(addresses, ready.size)
 
 
-#: The dtypes of results, as in plans.h.
+#: The dtypes of results, as in plans.cpp.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 #: The kinds of results, as in plans.h.
 _ABSENT, _NEW, _IN_PLACE = range(3)
@@ -106,7 +106,7 @@ _ABSENT, _NEW, _IN_PLACE = range(3)
 def hand_over(
     plan: Plan, names: Sequence[str], tensors: Sequence[Any], results: Sequence[Tensor | None]
 ) -> None:
-    """Give C++ a plan that has just run, for calls with the same signature.
+    """Give C++ a plan that has just run, if an operator waits for it, for calls like this one.
 
     Args:
         plan: the plan.
@@ -115,7 +115,9 @@ def hand_over(
         results: the results, in the plan's order.
     """
     runner = plan.runner
-    described = runner.described() if is_loaded() and runner is not None else None
+    if runner is None or not is_loaded() or not _state.library.normgrad_waits():
+        return
+    described = runner.described()
     if described is None:
         return
     slots = {place.name: place.slot for place in plan.inputs if place is not None}

@@ -211,4 +211,4 @@ def test_without_a_driver(monkeypatch):
         raise OSError(name)
 
     monkeypatch.setattr(driver.ctypes, "CDLL", none)
-    assert driver.functions.__wrapped__() is None
+    assert driver.function.__wrapped__() is None

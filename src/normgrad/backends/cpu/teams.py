@@ -167,7 +167,7 @@ _tables: list[npt.NDArray[np.int64]] = []
 
 
 @cache
-def _team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
+def team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
     """The team of so many threads: OpenMP's, by the addresses of its functions, or of a pool."""
     unit = units.START if functions is None else units.OPENMP
     address = store.addresses([unit])[unit]
@@ -175,11 +175,6 @@ def _team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
     table = np.array([_clock(), 0, *rest], np.int64)
     _tables.append(table)
     return Team(table.ctypes.data, count)
-
-
-def of_functions(functions: tuple[int, ...], count: int) -> Team:
-    """A team of threads by functions that have the arguments of OpenMP's (openmp.py)."""
-    return _team(functions, count)
 
 
 def ready() -> Team | None:
@@ -192,7 +187,7 @@ def ready() -> Team | None:
     functions = openmp.of_torch()
     if functions is None:
         return _of_workers(count)
-    return _team(functions, count) if count <= _threads.most.size else None
+    return team(functions, count) if count <= _threads.most.size else None
 
 
 def _of_workers(count: int) -> Team:
@@ -208,15 +203,15 @@ def _of_workers(count: int) -> Team:
                     return ALONE
             workers = _threads.workers
             count = workers.start(count)
-    return ALONE if count == 1 else _team(None, count, workers.address)
+    return ALONE if count == 1 else team(None, count, workers.address)
 
 
 @contextmanager
 def made() -> Iterator[Team]:
     """A context with the team for a call, whose threads OpenMP starts in it if need be."""
-    team = ready()
-    if team is not None:
-        yield team
+    found = ready()
+    if found is not None:
+        yield found
         return
     functions = openmp.of_torch()
     count = min(threads.get_num_threads(), MOST)
@@ -224,5 +219,5 @@ def made() -> Iterator[Team]:
         if count > _threads.most.size and not _can_start(count - _threads.most.size):
             yield ALONE
             return
-        yield _team(functions, count)
+        yield team(functions, count)
         _threads.most.size = max(count, _threads.most.size)

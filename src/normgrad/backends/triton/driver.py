@@ -28,15 +28,13 @@ _NO_SCRATCH = (0, 0)
 
 
 @cache
-def functions() -> tuple[int, int] | None:
-    """The addresses of CUDA's functions that launch and that find the current device, if any."""
+def function() -> int | None:
+    """The address of CUDA's function that launches a kernel; None where there is none."""
     try:
         library: Any = ctypes.CDLL("libcuda.so.1")
-        found = library.cuLaunchKernelEx, library.cuCtxGetDevice
+        return ctypes.cast(library.cuLaunchKernelEx, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
-    launch, current = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found)
-    return launch, current
 
 
 def flat(arguments: Any) -> Iterator[int]:

@@ -113,15 +113,15 @@ class Runner:
 
     def described(self) -> Described | None:
         """The last run's launches for code that makes them without Python; None if it cannot."""
-        functions = driver.functions()
-        if self._last is None or functions is None:
+        function = driver.function()
+        if self._last is None or function is None:
             return None
         key, ready = self._last
         if ready.steps is None:
             return None
         aligned = sum(bits << driver.ALIGNED_BITS * place for place, bits in enumerate(key))
         nothing = np.zeros(0, np.int64)
-        return Described(nothing, ready.steps, launch=functions[0], aligned=aligned)
+        return Described(nothing, ready.steps, launch=function, aligned=aligned)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""

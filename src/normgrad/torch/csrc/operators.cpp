@@ -58,15 +58,15 @@ class Planned {
 
   // Has the twin compute, without keeping the plan that it may make.
   void leave(Stack& stack) const {
+    const Wait wait(false);
     twin_.callBoxed(stack);
-    take_over();
   }
 
   // Has the twin compute, and keeps the plan if it is one for so many tensors.
   void learn(const Signature& signature, Stack& stack, size_t tensors) {
-    take_over();
+    const Wait wait(true);
     twin_.callBoxed(stack);
-    auto plan = take_over();
+    auto plan = Wait::take();
     if (plan && plan->slots.size() == tensors) {
       store_.keep(signature, std::move(plan));
     }

@@ -50,6 +50,7 @@ std::atomic<int64_t> team{0}, most_threads{0};
 thread_local int64_t started_threads = 1;
 thread_local int64_t thread_number = 0, thread_count = 1;
 thread_local std::shared_ptr<const Plan> handed_over;
+thread_local bool is_waiting = false;
 
 struct Hash {
   size_t operator()(const Words& words) const {
@@ -326,7 +327,15 @@ void Store::keep(const Signature& signature, std::shared_ptr<const Plan> plan) {
   map_->plans[signature.words()] = std::move(plan);
 }
 
-std::shared_ptr<const Plan> take_over() {
+Wait::Wait(bool waits) : before_(std::exchange(is_waiting, waits)) {
+  handed_over = nullptr;
+}
+
+Wait::~Wait() {
+  is_waiting = before_;
+}
+
+std::shared_ptr<const Plan> Wait::take() {
   return std::exchange(handed_over, nullptr);
 }
 
@@ -410,6 +419,11 @@ bool run(const Plan& plan, c10::ArrayRef<at::Tensor> tensors, Tensors& results) 
 }
 
 }  // namespace normgrad
+
+// Whether an operator on this thread waits for a plan.
+extern "C" NORMGRAD_EXPORT int32_t normgrad_waits() {
+  return normgrad::is_waiting;
+}
 
 // Gives this thread's waiting operator the plan that Python has just run.
 extern "C" NORMGRAD_EXPORT void normgrad_hand_over(const int64_t* words, int64_t count) {

@@ -74,8 +74,20 @@ class Store {
   std::unique_ptr<Map> map_;
 };
 
-// The plan that Python has handed over on this thread since the last call, if any.
-std::shared_ptr<const Plan> take_over();
+// For as long as it lives, whether an operator on this thread waits for the plan that Python makes.
+class Wait {
+ public:
+  explicit Wait(bool waits);
+  ~Wait();
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+
+  // The plan that Python has handed over meanwhile, if any.
+  static std::shared_ptr<const Plan> take();
+
+ private:
+  bool before_;
+};
 
 // Whether a tensor's memory can be read and written by its address: a dense tensor of PyTorch's own
 // on the CPU or a GPU, not wrapped by a mode or transform, without a tangent, and with a storage
