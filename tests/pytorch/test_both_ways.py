@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
-from normgrad import cache, torch_build  # noqa: E402
+from normgrad import cache, notices, torch_build  # noqa: E402
 from normgrad.backends.cpu.runtime import Runner  # noqa: E402
 from normgrad.backends.triton import driver  # noqa: E402
 from normgrad.compilers import BuildError  # noqa: E402
@@ -144,6 +144,33 @@ def test_layers_without_the_library_say_so_once(monkeypatch, tmp_path):
         lines = [line for line in done.stderr.splitlines() if "C++ library" in line]
         assert done.returncode == 0, done.stderr
         assert len(lines) == (quiet == "")
+
+
+def test_a_gpu_s_first_use_builds_the_library(monkeypatch, caplog):
+    """For later processes, once for each machine; without a compiler one line says why not."""
+    monkeypatch.delenv(notices.QUIET)
+    monkeypatch.setattr(extension, "_state", extension._State())
+    built = []
+    monkeypatch.setattr(torch_build, "build", lambda: built.append(1))
+    say_once = extension.mention.__wrapped__
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    say_once(on_gpu=True)
+    assert (built, caplog.messages) == ([], [])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    say_once(on_gpu=True)
+    assert built == [1]
+    assert caplog.messages == [
+        "normgrad builds the C++ library of its layers, which later processes use"
+    ]
+
+    def fail():
+        raise BuildError("no C++ compiler")
+
+    monkeypatch.setattr(torch_build, "build", fail)
+    say_once(on_gpu=True)
+    assert caplog.messages[-1] == (
+        "normgrad's layers run without their C++ library: no C++ compiler"
+    )
 
 
 def test_a_damaged_library_is_not_loaded(monkeypatch, tmp_path):

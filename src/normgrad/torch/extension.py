@@ -7,6 +7,7 @@ Without the library Python's kernels compute all calls, with the same bits.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from functools import cache as once
 from typing import Any
@@ -16,8 +17,13 @@ import torch
 from torch import Tensor
 
 from .. import devices, notices, threads, torch_build
+from ..compilers import BuildError
 from ..plans import Plan
 from ..problem import WORKSPACE
+from ..settings import SettingError
+
+#: The environment variable with which torchrun numbers a machine's processes.
+_LOCAL_RANK = "LOCAL_RANK"
 
 
 class _State:
@@ -57,11 +63,23 @@ def is_loaded() -> bool:
 
 
 @once
-def mention() -> None:
-    """Log, once, that layers run without the library, unless the environment turns it off."""
-    if not is_loaded() and torch_build.is_on():
+def mention(on_gpu: bool) -> None:
+    """Log, once, that layers run without the library, unless the environment turns it off.
+
+    On a GPU, whose kernels are compiled at their first use, build it then too, for later processes:
+    this one has its operators already.
+    """
+    if is_loaded() or not torch_build.is_on():
+        return
+    if not on_gpu:
         slower = "normgrad's layers run without their C++ library, which is %s"
         notices.say(f"{slower}; small layers take longer", _state.reason)
+    elif os.environ.get(_LOCAL_RANK, "0") == "0":  # one process of each machine is enough
+        notices.say("normgrad builds the C++ library of its layers, which later processes use")
+        try:
+            torch_build.build()
+        except (BuildError, SettingError, OSError) as error:
+            notices.say("normgrad's layers run without their C++ library: %s", error)
 
 
 def implement(name: str) -> None:

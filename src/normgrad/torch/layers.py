@@ -293,7 +293,7 @@ def _planned(
     norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...], updated: tuple[Any, ...]
 ) -> Any:
     """The results of a norm's operator by its plan, which overwrites these running statistics."""
-    extension.mention()
+    extension.mention(tensors[0].is_cuda)
     made, operator = output_for(tensors[0]), norm.schema.operator
     out = None
     if made is not None or updated:
