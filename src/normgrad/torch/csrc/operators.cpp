@@ -172,7 +172,6 @@ class NormNode : public torch::autograd::Node {
       each.reset_data();
     }
     statistics_.clear();
-    is_released_ = true;
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
@@ -201,10 +200,9 @@ class NormNode : public torch::autograd::Node {
     if (!inputs[0].defined()) {
       return gradients;
     }
-    TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
     Tensors tensors{std::move(inputs[0])};
     for (const SavedVariable& each : saved_) {
-      tensors.push_back(each.unpack());
+      tensors.push_back(each.unpack());  // raises an error after a backward pass that released it
     }
     tensors.resize(3);  // what remains are dy, x and the weight
     Stack stack = arguments_of(tensors);
@@ -269,7 +267,6 @@ class NormNode : public torch::autograd::Node {
   std::vector<SavedVariable> saved_;
   std::vector<Tensor> statistics_;
   std::vector<IValue> choices_;
-  bool is_released_ = false;
 };
 
 // The kernel of a norm's layer, which updates running statistics in place.
