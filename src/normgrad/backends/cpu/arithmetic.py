@@ -26,13 +26,13 @@ from .vectors import SOME, SPREAD, spread, write_parameters
 
 
 @helper
-def combine(block, bank, c0, c1):
+def combine(block, base, c0, c1):
     """Add all parts' sums to the first part's sums, in the order of the parts.
 
     In float32 arithmetic only the first part has errors (see ``run_task``).
     """
     not_inlined()
-    every, at = get(block, B.BANKS) * get(block, B.CHANNELS), bank * get(block, B.CHANNELS) + c0
+    every, at = get(block, B.BANKS) * get(block, B.CHANNELS), base + c0
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
     for _ in range(1, get(block, B.PARTS_OF_SUMS)):
         at += every
@@ -41,7 +41,7 @@ def combine(block, bank, c0, c1):
 
 
 @helper
-def centre(block, bank, c0, c1):
+def centre(block, base, c0, c1):
     """Correct Σdy·(x − μ), which was summed about the rounded mean, for the rounding of the mean.
 
     Elements are numbers of the arithmetic's type, and none of these is nearer to the mean than the
@@ -49,7 +49,6 @@ def centre(block, bank, c0, c1):
     from the rounded mean is at most twice x − μ.
     """
     not_inlined()
-    base = bank * get(block, B.CHANNELS)
     rest = pairs(block, B.W_MEAN, base)[1]
     sums, xmus = pairs(block, B.W_SUM_DY, base), pairs(block, B.W_SUM_DY_XMU, base)
     for c in range(c0, c1):
@@ -59,7 +58,7 @@ def centre(block, bank, c0, c1):
 
 
 @helper
-def parameters(block, s, bank, c0, c1):
+def parameters(block, s, base, c0, c1):
     """Add a set's contribution to the parameter gradients of its bank, or start them with it.
 
     In float32 arithmetic errors are not carried, here and in ``outputs``: even those of many sets
@@ -67,7 +66,8 @@ def parameters(block, s, bank, c0, c1):
     """
     not_inlined()
     per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
-    base = bank * get(block, B.CHANNELS)
+    bank = s // get(block, B.BANK_SETS)
+    one = get(block, B.SETS) == 1 and every == get(block, B.CHANNELS)
     invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SPREAD)
     first = c0
     while first < c1:
@@ -77,7 +77,7 @@ def parameters(block, s, bank, c0, c1):
         begins = s % get(block, B.BANK_SETS) == 0 and first < every
         sums = pairs(block, B.W_SUM_DY, base + first)
         xmus = pairs(block, B.W_SUM_DY_XMU, base + first)
-        at += bank * every
+        at = base + first if one else at + bank * every
         biases, scaled = pairs(block, B.W_BIASES, at), pairs(block, B.W_WEIGHTS, at)
         values = spread(invstd[0], first, n, per_group, row[0])
         if get(block, B.SINGLE) != 0:
@@ -97,7 +97,7 @@ def parameters(block, s, bank, c0, c1):
 
 
 @helper
-def outputs(block, c0, c1):
+def outputs(block, base, c0, c1):
     """Write the parameter gradients: the sums over the slots in their order, 0 without slots."""
     not_inlined()
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
@@ -107,30 +107,33 @@ def outputs(block, c0, c1):
         clear_pairs(biases, n)
         clear_pairs(scaled, n)
         for slot in range(slots):
-            at = slot * every + first
+            at = slot * every + base + first
             add_array(block, biases, B.W_BIASES, at, n)
             add_array(block, scaled, B.W_WEIGHTS, at, n)
-        xmus = pairs(block, B.W_SUM_DY_XMU, first) if slots > 0 else scaled
+        xmus = pairs(block, B.W_SUM_DY_XMU, base + first) if slots > 0 else scaled
         write_parameters(block, B.OUT_SUM_DY, first, n, biases)
         write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)
         write_parameters(block, B.GRAD_BIAS, first, n, biases)
         write_parameters(block, B.GRAD_WEIGHT, first, n, scaled)
 
 
-def arithmetic(block, flags, s, bank, c0, c1):
-    """Do the kinds of arithmetic that the flags name, for channels c0 to c1 of a set."""
+def arithmetic(block, flags, s, base, c0, c1):
+    """Do the kinds of arithmetic that the flags name, for channels c0 to c1 of a set.
+
+    ``base`` is the index of channel 0 in the workspace's arrays of channels.
+    """
     if flags & B.DO_PREPARE:
-        prepare(block, s, bank, c0, c1)
+        prepare(block, s, base, c0, c1)
     if flags & B.DO_COMBINE:
-        combine(block, bank, c0, c1)
+        combine(block, base, c0, c1)
     if flags & (B.DO_MEAN | B.DO_STATISTICS):
-        statistics(block, flags, s, bank, c0, c1)
+        statistics(block, flags, s, base, c0, c1)
     if flags & B.DO_CENTRE:
-        centre(block, bank, c0, c1)
+        centre(block, base, c0, c1)
     if flags & B.DO_PARAMETERS:
-        parameters(block, s, bank, c0, c1)
+        parameters(block, s, base, c0, c1)
     if flags & B.DO_OUTPUTS:
-        outputs(block, c0, c1)
+        outputs(block, base, c0, c1)
 
 
 #: The type of this unit, and of the units that replace it where a step does one kind alone.

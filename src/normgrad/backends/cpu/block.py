@@ -77,8 +77,9 @@ COUNT_CODE, COUNT_RANK = _block.each(2)
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
 # What the workspace holds: a bank has the statistics and coefficients of one set at a time, and the
-# BANK_SETS sets of a task take turns in it. Sums are kept for each part.
-BANKS, BANK_SETS, PARTS_OF_SUMS = _block.each(3)
+# BANK_SETS sets of a task take turns in it. Sums are kept for each part. If one step does all, a
+# task has arrays of its own instead, for TASK_CHANNELS channels that take turns; otherwise 0.
+BANKS, BANK_SETS, PARTS_OF_SUMS, TASK_CHANNELS = _block.each(4)
 # Byte offsets in the workspace; all arrays but weight and bias are float64. Of two fields the first
 # is for numbers, the second for their errors (see pairs.py). Each statistics group in a bank has
 # the mean rounded to the arithmetic's type, with the rounding error of a computed mean; invstd with

@@ -89,9 +89,8 @@ def read_weights(block, first, count, w):
         read_parameters(block, B.WEIGHT, first, count, 1.0, w)
 
 
-def batch(block, s, bank, c0, c1):
+def batch(block, s, base, c0, c1):
     """Batch norm's coefficients: each channel has its own statistics, and o is w·r."""
-    base = bank * get(block, B.CHANNELS)
     normal, centred = normal_numbers(block), get(block, B.CENTRED) != 0
     m = bits_to_double(get(block, B.DIVISOR))
     if get(block, B.GIVEN_SUMS) != 0:
@@ -119,13 +118,13 @@ def batch(block, s, bank, c0, c1):
             put(scale, c, 1.0 if multiplied else canonical(wr))
 
 
-def groups(block, s, bank, c0, c1):
+def groups(block, s, base, c0, c1):
     """The coefficients where channels share statistics: o is r, and γ is in the sums.
 
     The weights of several small groups are read together, those of a large group some channels at
     a time. So loops over channels and groups are long enough to be vectorised.
     """
-    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
+    per_group = get(block, B.PER_GROUP)
     at_once = larger(1, SOME // per_group)
     group, left = base // per_group, (c1 - c0) // per_group
     group += c0 // per_group
@@ -238,9 +237,9 @@ def spread_groups(block, at, count, w, totals, factors):
         put(offset, c, get(change, c))
 
 
-def constant(block, s, bank, c0, c1):
+def constant(block, s, base, c0, c1):
     """The coefficients where they depend on no sums: w·r, and the bias."""
-    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
+    per_group = get(block, B.PER_GROUP)
     gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
     invstd = array(block, B.W_INVSTD, base // per_group)
     w, row = double_buffer(SOME), double_buffer(SPREAD)
@@ -254,7 +253,7 @@ def constant(block, s, bank, c0, c1):
             put(gain, first + c, canonical(get(w, c) * get(r, c)))
 
 
-def count(block, flags, s, bank, c0, c1):
+def count(block, flags, s, base, c0, c1):
     """Store the number of elements of all ranks, which the given sums are over."""
     put(array(block, B.W_COUNT, plain(0)), 0, total_count(block))
 
@@ -299,7 +298,7 @@ def range_of(words, count, magnitude):
     return smallest + (smallest < magnitude), largest
 
 
-def weights(block, flags, s, bank, c0, c1):
+def weights(block, flags, s, base, c0, c1):
     """Find the weight and bias along rows, and for gradients the weights' range."""
     weight, count = along_rows(block, B.WEIGHT, B.W_WEIGHT, 1.0), get(block, B.PARAMETERS)
     put(block, B.ROW_WEIGHT, weight)

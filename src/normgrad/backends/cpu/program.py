@@ -170,6 +170,12 @@ def _facts(program: Program) -> _Fields:
     }
 
 
+def has_own_arrays(program: Program) -> bool:
+    """Whether each task has arrays of its own: no other step reads what a step has written."""
+    over_tensors = [step for step in program.steps if step.tiling.sets > 0]
+    return len(over_tensors) == 1 and over_tensors[0].tiling.parts == 1
+
+
 def _workspace(program: Program) -> tuple[_Fields, int]:
     """The layout of the workspace, and its size in bytes."""
     access, tiling, problem = program.access, program.tiling, program.access.problem
@@ -181,28 +187,32 @@ def _workspace(program: Program) -> tuple[_Fields, int]:
     if bank_sets > 1 and sum(step.tiling.sets > 0 for step in program.steps) > 1:
         bank_sets = 1
     slots = banks = ceil_div(access.sets.size, bank_sets)
+    own = tiling.at_once if has_own_arrays(program) else 0
     if access.along:
         summing = next((step.tiling for step in program.steps if step.along), tiling)
         slots = summing.blocks * (summing.turns if problem.by_row else 1)
     channels, parameters = access.channel.size, access.parameters
-    groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
-    numbers = rounded_up(banks * channels * double, ALIGNMENT)
-    sums = rounded_up(tiling.parts * banks * channels * double, ALIGNMENT)
+    count = tiling.tasks * own or banks * channels
+    groups = rounded_up(count // problem.per_group * double, ALIGNMENT)
+    numbers = rounded_up(count * double, ALIGNMENT)
+    sums = rounded_up(tiling.parts * count * double, ALIGNMENT)
     wanted = problem.wants_parameters and not problem.forward
     gradients = rounded_up(slots * parameters * double, ALIGNMENT) if wanted else 0
+    if own and any(step.after & B.DO_OUTPUTS for step in program.steps):
+        gradients = numbers
     # In float32 arithmetic they have no errors; the chains that add to them may be in their place.
     errors = gradients if problem.arithmetic is dtypes.float64 or keeps_chains(access) else 0
     along = rounded_up(parameters * real, ALIGNMENT) if access.along else 0
     of_banks = (groups,) * (B.W_GAIN - B.W_MEAN) + (numbers,) * (B.W_SUM_DY - B.W_GAIN)
     of_parts = (sums,) * (B.W_BIASES - B.W_SUM_DY) + (gradients, errors) * 2
-    count = rounded_up(3 * double, ALIGNMENT)
     *starts, of_count, weight, bias, end = accumulate(
-        (*of_banks, *of_parts, count, along, along), initial=0
+        (*of_banks, *of_parts, rounded_up(3 * double, ALIGNMENT), along, along), initial=0
     )
     fields: _Fields = {
         B.BANKS: banks,
         B.BANK_SETS: bank_sets,
         B.PARTS_OF_SUMS: tiling.parts,
+        B.TASK_CHANNELS: own,
         B.SLOTS: slots,
         B.PARAMETERS: parameters,
         B.W_MEAN: starts,

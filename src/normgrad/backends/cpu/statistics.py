@@ -39,7 +39,7 @@ from .vectors import (
 
 
 @helper
-def prepare(block, s, bank, c0, c1):
+def prepare(block, s, base, c0, c1):
     """Read a set's given statistics and sums; choose the point for moments if there is no mean.
 
     The point is the statistics group's first element, or 0 if that is not finite. An element is at
@@ -49,7 +49,7 @@ def prepare(block, s, bank, c0, c1):
     not_inlined()
     per_group = get(block, B.PER_GROUP)
     first, n = c0 // per_group, (c1 - c0) // per_group
-    at = bank * (get(block, B.CHANNELS) // per_group) + first
+    at = base // per_group + first
     mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
     clear_pairs(mean, n)
     clear_pairs(invstd, n)
@@ -138,7 +138,7 @@ def write_statistics(block, s, first, count, mean, invstd, variance, n):
 
 
 @helper
-def statistics(block, flags, s, bank, c0, c1):
+def statistics(block, flags, s, base, c0, c1):
     """Compute the missing mean and invstd from the moments of x; or the mean, for a second round.
 
     Moments are about the given mean, or else about a point near the mean. The first moment corrects
@@ -148,7 +148,7 @@ def statistics(block, flags, s, bank, c0, c1):
     Without elements both are 0.
     """
     not_inlined()
-    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
+    per_group = get(block, B.PER_GROUP)
     m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
     forward = get(block, B.FORWARD) != 0
     changes, variances = pairs_buffer(SOME), pairs_buffer(SOME)
@@ -189,7 +189,7 @@ def statistics(block, flags, s, bank, c0, c1):
         write_statistics(block, s, first, count, means, invstds, variances, m)
 
 
-def gather(block, flags, s, bank, c0, c1):
+def gather(block, flags, s, base, c0, c1):
     """Combine the ranks' means and invstds, weighted by their numbers of elements.
 
     1/r² is a rank's variance plus eps. Its mean over all elements, plus that of the ranks' squared

@@ -189,6 +189,8 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
     one = access.together == 1 and (access.sets.size == 1 or over.tiles.tasks == 1)
     last = outputs if one and not along else 0
+    if access.sets.size == 1:
+        after, last = after | last, 0
     step = Step(over.tiles, before, sums, after, write, last=last)
     if walks_once(access):
         step = Step(over.tiles, before, write=write, along="gradients" + ALONG)
@@ -202,7 +204,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         else:
             step = step._replace(along="parameters" + ALONG)
     steps.append(step)
-    if outputs and not last:
+    if outputs and not (last or after & outputs):
         parameters = over_channels(access.parameters, over.copies, per_group=problem.per_group)
         steps.append(Step(parameters, last=outputs))
     return steps

@@ -40,6 +40,8 @@ FEW_TASKS, TASK = 8, 1 << 16
 FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
 #: The least channels, times their copies (parts or sets), whose arithmetic several threads share.
 MANY_CHANNELS = 1 << 14
+#: The most channels that a task takes at once: their arrays stay in the L2 cache.
+CHANNELS_AT_ONCE = 1 << 10
 #: The channels of a task of per-channel work.
 CHANNELS_PER_TASK = 128
 #: The least rows of columns in a part: for each channel, a part costs as much as about ten rows.
@@ -132,7 +134,7 @@ def tiling_of(access: Access) -> Tiling | None:
         return _of_groups(access, whole)
     if is_small(access):
         return whole
-    if access.columns and access.run == 1:
+    if access.columns and access.run == 1 and not _have_few_rows(access):
         return _of_samples(access, whole) or _of_positions(access, whole)
     return _of_channels(access, whole)
 
@@ -219,6 +221,11 @@ def _of_groups(access: Access, whole: Tiling) -> Tiling:
     return found._replace(piece_channels=at_once, piece_rows=1)
 
 
+def _have_few_rows(access: Access) -> bool:
+    """Whether channels, rather than positions, are what columns can be cut by: they are many."""
+    return access.channel.size >= MANY_CHANNELS and access.positions < ROWS_OF_PART
+
+
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
     """The tiling of columns by whole samples, each of which stays in cache.
 
@@ -279,7 +286,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         if access.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
             lines = unit * (LINE // gcd(unit * access.run * access.dtype.itemsize, LINE))
             block -= block % lines if block > lines else 0
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
+    at_once = min(block, max(unit, CHANNELS_AT_ONCE // unit * unit))
+    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     parts = 1
     if found.tasks < enough:
         most = min(cuts, per_channel * block // PART)

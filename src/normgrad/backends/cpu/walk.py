@@ -80,14 +80,20 @@ def elements_at(block, s, c, position, k):
 
 
 @helper
-def start_job(block, job, bank, part):
+def base_of(block, s, task, b0):
+    """The index of a set's channel 0 in the workspace's arrays; ``b0`` is the first in use."""
+    own = get(block, B.TASK_CHANNELS)
+    return task * own - b0 if own > 0 else s // get(block, B.BANK_SETS) * get(block, B.CHANNELS)
+
+
+@helper
+def start_job(block, job, base, part):
     """Set the fields of a job that are the same for all pieces of a walk."""
     not_inlined()
     workspace = get(block, B.WORKSPACE)
     channels, per_group = get(block, B.CHANNELS), get(block, B.PER_GROUP)
-    group = bank * (channels // per_group) * DOUBLE
-    channel = bank * channels * DOUBLE
-    sums = (part * get(block, B.BANKS) + bank) * channels * DOUBLE
+    group, channel = base // per_group * DOUBLE, base * DOUBLE
+    sums = channel + part * get(block, B.BANKS) * channels * DOUBLE
     put(job, B.J_MEAN, workspace + get(block, B.W_MEAN) + group)
     put(job, B.J_INVSTD, workspace + get(block, B.W_INVSTD) + group)
     put(job, B.J_SLOPE, workspace + get(block, B.W_SLOPE) + group)
@@ -348,31 +354,30 @@ def run_task(block, step, task):
     job = int_buffer(JOB_FIELDS)
     sets = get(step, B.SETS_PER_TASK)
     for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
-        bank = s // get(block, B.BANK_SETS)
         if columns and sums_parameters(block) and (own != 0 or s == turn * sets):
             k, count = part_of_row(block, step, part)
             for i in range(0, 4, 1 if has_errors(block) else 2):
                 at = slot_of(block, slot, s, i) + k * DOUBLE
                 clear(at, count * get(block, B.POSITIONS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
-            b1 = smaller(b0 + get(step, B.AT_ONCE), c1)
+            b1, base = smaller(b0 + get(step, B.AT_ONCE), c1), base_of(block, s, task, b0)
             if before != 0:
-                call(arithmetic, (block, before, s, bank, b0, b1))
+                call(arithmetic, (block, before, s, base, b0, b1))
                 if before & B.DO_COEFFICIENTS:
-                    call(coefficients, (block, s, bank, b0, b1))
-            start_job(block, job, bank, part)
+                    call(coefficients, (block, s, base, b0, b1))
+            start_job(block, job, base, part)
             if sums != 0:
                 for i in range(0, 4, 2 if part > 0 and get(block, B.SINGLE) != 0 else 1):
                     clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
                 uses = get(step, B.SUMS_USES)
                 walk(block, step, sums, uses, job, s, b0, b1, first, last, plain(0))
             if after != 0:
-                call(arithmetic, (block, after, s, bank, b0, b1))
+                call(arithmetic, (block, after, s, base, b0, b1))
                 if after & B.DO_COEFFICIENTS:
-                    call(coefficients, (block, s, bank, b0, b1))
+                    call(coefficients, (block, s, base, b0, b1))
             if columns:
                 sum_parameters(block, step, job, s, slot, b0, b1, part)
-                start_job(block, job, bank, part)
+                start_job(block, job, base, part)
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
                 put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
