@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
+import numpy as np
+
 from . import block as B
 from .helpers import helper
 from .intrinsics import (
     bits_to_double,
+    double,
     double_buffer,
     fma,
     get,
@@ -125,6 +128,16 @@ def update(block, slot, out_slot, first, count, new, n, factor):
 
 
 @helper
+def hold_row(block, numbers, count, row):
+    """Round numbers to the arithmetic's type, and set their errors to zero."""
+    for c in range(count):
+        put_pair(row, c, (canonical(get(numbers, c)), 0.0))
+    if get(block, B.SINGLE) != 0:
+        for c in range(count):
+            put(row[0], c, double(np.float32(get(row[0], c))))
+
+
+@helper
 def write_statistics(block, s, first, count, mean, invstd, variance, n):
     """Write statistics over n elements to the outputs, and update the running statistics.
 
@@ -184,8 +197,9 @@ def statistics(block, flags, s, base, c0, c1):
             r = inverse_root(plus(variance, (eps, 0.0)))
             put_pair(variances, g, (rounded(variance), 0.0))
             put(invstds[0], g, rounded(r))
-            put(invstd[0], g, held(block, canonical(rounded(r))) if forward else r[0])
-            put(invstd[1], g, 0.0 if forward else r[1])
+            put_pair(invstd, g, r)
+        if forward and get(block, B.MISSING_INVSTD) != 0:
+            hold_row(block, invstds[0], there, invstd)
         write_statistics(block, s, first, count, means, invstds, variances, m)
 
 
