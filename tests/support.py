@@ -157,7 +157,6 @@ def cut_finely() -> Iterator[None]:
         mock.patch.object(program, "streams", return_value=access.MOST_THREADS),
         mock.patch.object(program, "fetches_ahead", return_value=2),
         mock.patch.object(program, "fetches_next", return_value=True),
-        mock.patch.object(program, "rows_backwards", return_value=0),
         mock.patch.dict(plans._plans, clear=True),
         mock.patch.dict(plans._ready, clear=True),
     ):

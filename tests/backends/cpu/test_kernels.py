@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -339,24 +338,6 @@ def plan_of(shape: tuple[int, ...], kind: str, **options: object) -> ng.Plan:
     return ng.plan(kind, **tensors, **options)
 
 
-@pytest.mark.parametrize("shape", [(64, 64, 28, 28), (8, 3, 224, 224), (16, 384, 14, 14)])
-@pytest.mark.parametrize("kind", ["batch_norm_backward", "batch_norm"])
-def test_what_an_l2_cannot_hold_is_written_backwards_beside_a_servers_l3(shape, kind):
-    seen = plan_of(shape, kind, training=True)._program.access
-    rows = access.rows_backwards(seen, shape[1], SERVER)
-    assert 0 < rows * shape[1] <= access.BACKWARDS_PIECE
-    # Pieces begin where parts may: at whole rows of several positions.
-    assert rows % (seen.repeat * access.ROWS) == 0
-    assert access.rows_backwards(seen, shape[1], OWN_L3) == 0
-
-
-@pytest.mark.parametrize("shape", [(2, 64, 14, 14), (64, 512, 56, 56)])
-def test_what_an_l2_holds_or_is_far_too_small_for_is_written_in_memorys_order(shape):
-    x = ng.TensorSpec(shape, "float32")
-    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
-    assert access.rows_backwards(plan._program.access, shape[1], SERVER) == 0
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "level"),
     [
@@ -369,25 +350,6 @@ def test_large_rows_are_prefetched(shape, dtype, level):
     x = ng.TensorSpec(shape, dtype)
     plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
     assert access.fetches_ahead(plan._program.access, SERVER) == level
-
-
-def test_what_needs_no_sums_is_written_in_memorys_order():
-    vectors = dict.fromkeys(("running_mean", "running_var"), np.ones(64, np.float32))
-    plan = plan_of((64, 64, 28, 28), "batch_norm_backward", training=False, **vectors)
-    assert access.rows_backwards(plan._program.access, 64, SERVER) == 0
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("kind", ["train", "group_norm", "forward", "forward_group_norm"])
-@pytest.mark.parametrize("shape", [(3, 4, 9, 11), (2, 6, 150), (33, 40)])
-def test_backwards_the_bits_are_the_same(kind, shape, dtype, layout):
-    groups = {"num_groups": 2} if "group" in kind else {}
-    found = []
-    for rows in (0, 1, 3):
-        with cut_finely(), mock.patch.object(program, "rows_backwards", return_value=rows):
-            found.append(bits(run(make(kind, shape, dtype=dtype, layout=layout, **groups))))
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("bits_", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF])

@@ -61,10 +61,6 @@ FETCHED_ROWS, FETCHED_COLUMNS, FETCHED_IN_ROWS = 0.5, 2, 4
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
 
-#: The elements of a piece that is written from the last rows on, since each piece has a fixed cost;
-#: and how many times as much as an L2 cache may be read then: of more, too little is still there.
-BACKWARDS_PIECE, BACKWARDS_MOST = 1 << 17, 32
-
 #: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
 
@@ -437,20 +433,3 @@ def fetches_next(access: Access, machine: Machine) -> bool:
     apart = not access.columns or access.run > 1
     large = access.bytes > FETCHED_ROWS * machine.cache
     return gradients and apart and large and not machine.shares_l3
-
-
-def rows_backwards(access: Access, channels: int, machine: Machine) -> int:
-    """The most rows of a piece that is written from the last rows on, else 0.
-
-    ``channels`` is how many channels a task writes together. If it is 0, steps that only write go
-    in memory's order. Backwards they read what was summed last from the L2 cache, as far as it has
-    it. A large server's L3 answers far more slowly. Beside an L3 of these cores alone, memory's
-    order is as fast or faster, since the processor prefetches what is written too.
-    """
-    problem = access.problem
-    if access.along or problem.result is None or not (waits(problem) and machine.shares_l3):
-        return 0
-    if not machine.l2 < problem.elements * read_bytes(problem) <= BACKWARDS_MOST * machine.l2:
-        return 0
-    row, unit = (access.chunk, access.repeat * ROWS) if access.columns else (channels, 1)
-    return max(1, BACKWARDS_PIECE // (row * access.run * unit)) * unit

@@ -108,9 +108,8 @@ COLUMNS, MOVED, DY_IN_DX = _block.each(3)
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
 # the most threads with which it is); what is prefetched while rows are summed (access.py), and
-# whether what the next task sums is, while dx is written; and the most rows of a piece that is
-# written from the last rows on, or 0 if steps that only write go in memory's order.
-REPEAT, STREAM, AHEAD, NEXT, BACKWARDS = _block.each(5)
+# whether what the next task sums is, while dx is written.
+REPEAT, STREAM, AHEAD, NEXT = _block.each(4)
 # The most milliseconds that a step of several threads takes where no thread waits for a core.
 PATIENCE = _block()
 # The key of the stack's limit for each thread (stacks.py), and the function that reads it, or 0.

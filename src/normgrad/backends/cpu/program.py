@@ -19,15 +19,7 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
 from . import block as B
-from .access import (
-    Access,
-    access_of,
-    fetches_ahead,
-    fetches_next,
-    keeps_copy,
-    rows_backwards,
-    streams,
-)
+from .access import Access, access_of, fetches_ahead, fetches_next, keeps_copy, streams
 from .steps import Step, steps_of
 from .tiling import Tiling, cost_of, keeps_chains, tiling_of
 
@@ -164,7 +156,6 @@ def _facts(program: Program) -> _Fields:
         B.STREAM: streams(access, together, machine),
         B.AHEAD: fetches_ahead(access, machine),
         B.NEXT: fetches_next(access, machine),
-        B.BACKWARDS: rows_backwards(access, together, machine),
         B.BANK_SETS: 1,
         B.PATIENCE: PATIENCE + cost_of(access) // COST_IN_A_MILLISECOND,
     }

@@ -239,40 +239,24 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
 
 
 @helper
-def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
-    """Call a kernel for the positions first to last of some channels, piece by piece.
-
-    If ``backwards``, the last positions come first: they were summed last, and are still in cache.
-    """
+def walk(block, step, kernel, uses, job, s, c0, c1, first, last):
+    """Call a kernel for the positions first to last of some channels, piece by piece."""
     not_inlined()
     of_set = s * get(block, B.POSITIONS) if get(block, B.ALONG) != 0 else 0
     rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
-    most = get(step, B.PIECE_ROWS)
-    if backwards and get(block, B.BACKWARDS) != 0:
-        most = smaller(most, get(block, B.BACKWARDS))
-    channels = get(step, B.PIECE_CHANNELS)
+    most, channels = get(step, B.PIECE_ROWS), get(step, B.PIECE_CHANNELS)
     put(job, B.J_BEGIN, of_set + first)
     while first < last:
         # A piece has rows of one outer index and of one length.
-        row = last - 1 if backwards else first
-        row = row % rows_axis if get(block, B.OUTER_RANK) > 0 else row
-        left = row + 1 if backwards else rows_axis - row
-        rows = smaller(left, last - first)
-        # Backwards, pieces begin where they would forwards, often at a cache line.
-        rows = rows - (rows - 1) // most * most if backwards else smaller(rows, most)
-        ends = last_run != run and row + (1 if backwards else rows) == rows_axis
-        if ends:
-            rows = 1 if backwards else larger(1, rows - 1)
-            ends = backwards or row + 1 == rows_axis
-        if backwards:
-            last -= rows
-        start = last if backwards else first
+        row = first % rows_axis if get(block, B.OUTER_RANK) > 0 else first
+        rows = smaller(most, smaller(rows_axis - row, last - first))
+        if last_run != run and row + rows == rows_axis:
+            rows = larger(1, rows - 1)
+        length = last_run if row + 1 == rows_axis else run
         for c in range(c0, c1, channels):
             n = smaller(channels, c1 - c)
-            length = last_run if ends else run
-            piece(block, kernel, uses, job, s, c, n, of_set + start, rows, plain(0), length)
-        if not backwards:
-            first += rows
+            piece(block, kernel, uses, job, s, c, n, of_set + first, rows, plain(0), length)
+        first += rows
 
 
 @helper
@@ -370,7 +354,7 @@ def run_task(block, step, task):
                 for i in range(0, 4, 2 if part > 0 and get(block, B.SINGLE) != 0 else 1):
                     clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
                 uses = get(step, B.SUMS_USES)
-                walk(block, step, sums, uses, job, s, b0, b1, first, last, plain(0))
+                walk(block, step, sums, uses, job, s, b0, b1, first, last)
             if after != 0:
                 call(arithmetic, (block, after, s, base, b0, b1))
                 if after & B.DO_COEFFICIENTS:
@@ -381,23 +365,15 @@ def run_task(block, step, task):
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
                 put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
-                # What this task or an earlier step has summed is in the cache, the end of it in
-                # the nearest one.
-                backwards = (sums != 0) | (get(block, B.BACKWARDS) != 0)
-                walk(block, step, writes, uses, job, s, b0, b1, first, last, backwards)
+                walk(block, step, writes, uses, job, s, b0, b1, first, last)
     if finally_ != 0:
         call(arithmetic, (block, finally_, 0, 0, c0, c1))
 
 
 def run_tasks(block, step, first, last):
-    """Run some of a step's tasks one after the other, in memory's order or backwards.
-
-    Numba's threads take tasks one by one, always in memory's order.
-    """
-    only_writes = get(step, B.SUMS_KERNEL) == 0 and get(step, B.WRITE_KERNEL) != 0
-    backwards = only_writes and get(block, B.BACKWARDS) != 0
+    """Run some of a step's tasks one after the other."""
     for task in range(first, last):
-        run_task(block, step, first + last - 1 - task if backwards else task)
+        run_task(block, step, task)
 
 
 #: The type of the unit that copies tensors to tiles.
