@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 from unittest import mock
@@ -15,7 +16,7 @@ import numpy as np
 
 from normgrad import dtypes, plans, precision
 from normgrad.backends import choice
-from normgrad.backends.cpu import access, program, tiling
+from normgrad.backends.cpu import access, policy, program
 from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - tests import these from here
@@ -127,11 +128,18 @@ def on_device(made_up: Device) -> Iterator[None]:
 def shared_by_threads() -> Iterator[None]:
     """Plan for several threads however few elements there are."""
     with (
-        mock.patch.object(tiling, "SHARED", 1),
+        mock.patch.object(policy, "POLICY", replace(policy.POLICY, shared=1)),
         mock.patch.dict(plans._plans, clear=True),
         mock.patch.dict(plans._ready, clear=True),
     ):
         yield
+
+
+#: A policy that cuts small tensors as large ones are cut.
+FINELY = replace(
+    policy.POLICY,
+    small=1, shared=1, part=8, in_cache=64, rows=2, rows_of_part=1, rows_in_order=1, longest_row=64,
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -142,18 +150,7 @@ def cut_finely() -> Iterator[None]:
     """
     with (
         on_device(FINE),
-        mock.patch.object(tiling, "SMALL", 1),
-        mock.patch.object(tiling, "SHARED", 1),
-        mock.patch.object(tiling, "TASK", 1),
-        mock.patch.object(tiling, "PART", 8),
-        mock.patch.object(tiling, "IN_CACHE", 64),
-        mock.patch.object(tiling, "RUNS_IN_CACHE", 64),
-        mock.patch.object(tiling, "CHANNELS_PER_TASK", 2),
-        mock.patch.object(tiling, "ROWS_OF_PART", 1),
-        mock.patch.object(tiling, "CONTIGUOUS", 8),
-        mock.patch.object(tiling, "ROWS_IN_ORDER", 1),
-        mock.patch.object(tiling, "BEYOND_CACHE", 0),
-        mock.patch.object(access, "LONGEST_ROW", 64),
+        mock.patch.object(policy, "POLICY", FINELY),
         mock.patch.object(program, "streams", return_value=access.MOST_THREADS),
         mock.patch.object(program, "fetches_ahead", return_value=2),
         mock.patch.object(program, "fetches_next", return_value=True),

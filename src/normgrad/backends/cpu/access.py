@@ -1,7 +1,4 @@
-"""Access patterns: how tensors are read, and which of them are copied to tiles first.
-
-docs/performance.md has the measurements behind the thresholds, in one table.
-"""
+"""Access patterns: how tensors are read, and which of them are copied to tiles first."""
 
 from __future__ import annotations
 
@@ -13,17 +10,14 @@ from ...layout import Axis, ceil_div, rounded_up
 from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
+from . import policy
 
 #: The most elements in a row of columns: their sums and coefficients still almost fit the L1 cache.
 SPAN = 2048
-#: The most bytes in a row of several positions: the L1 cache then has room for other rows too.
-REPEATED = 1 << 11
 #: The least rows of columns in a part, and the rows whose coefficients layer norm's walk keeps.
 ROWS = 16
 #: The channels of a tile (see walk.py). A task has whole tiles, so that none shares cache lines.
 TILE_CHANNELS = 64
-#: The least number of rows of columns that outweighs the cost per element of a longer row.
-LEAST_ROWS = 128
 #: The lines that the L1 cache holds of one offset in their pages, and the bytes of a page. If more
 #: rows lie whole pages apart, they evict one another.
 WAYS, PAGE = 8, 1 << 12
@@ -31,35 +25,10 @@ WAYS, PAGE = 8, 1 << 12
 LANES = 32
 #: The most elements in a row that is summed in float32 alone.
 SHORT = 256
-#: The most elements, and the most channels, of the group norm samples that are processed as one.
-TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
-#: Adjacent channels of fewer elements are read as columns, since each would not fill the lanes.
-COLUMN_RUN = 32
-#: The same limit where moments are computed, whose last lanes cost most: of half types; and in
-#: float64, or where a channel's rows compete for the same places in the L1 cache (see WAYS).
-MOMENTS_RUN, EXACT_RUN = 48, 96
-#: The same limit from FAR_APART bytes on, where sums come first: the processor does not prefetch
-#: rows so far apart. FETCHED_RUN holds where prefetching while dx is written gains more.
-FAR_RUN, FETCHED_RUN, FAR_APART = 512, 192, 32 << 20
-#: The most elements in a row. Longer rows are cut, so that several tasks can share a row.
-LONGEST_ROW = 1 << 13
-#: The least bytes of a row that bypasses the caches, since its ends are partial lines: beside a
-#: large server's L3 (doubled for partial lines); beside one of these cores alone, for rows of whole
-#: lines, and of partial ones.
-STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
-#: The share of an L3 of these cores alone, in bytes that are read, beyond which non-temporal stores
-#: pay for one thread's rows of whole lines, and for columns. Else they pay beyond all of it: they
-#: are as slow as memory is, however many threads there are.
-STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
-#: More threads than any machine has.
-MOST_THREADS = 1 << 30
-#: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
-#: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes. If
-#: more than the last times the cache is read, rows are prefetched themselves too: by sums to their
-#: ends, by moments in float64 also what follows them in memory.
-FETCHED_ROWS, FETCHED_COLUMNS, FETCHED_IN_ROWS = 0.5, 2, 4
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
+#: More threads than any machine has.
+MOST_THREADS = 1 << 30
 
 #: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
@@ -194,7 +163,7 @@ def _repeated(channels: int, most: int, itemsize: int) -> int:
 
     ``most`` is the largest number that is allowed.
     """
-    fit = _aligned(channels, most, max(channels, REPEATED // itemsize))
+    fit = _aligned(channels, most, max(channels, policy.POLICY.repeated // itemsize))
     step = LANES // gcd(channels, LANES)
     fewer = range(fit, max(0, fit - 4 * step), -step)
     # About so many lines of dy, x and dx, and those that are prefetched, are in use at once.
@@ -244,7 +213,8 @@ def _samples_together(problem: Problem) -> int:
     ]
     if apart or sets.strides != tuple([size * step for step in channel.strides]):
         return 1
-    most = min(sets.size, TOGETHER // (size * problem.positions), CHANNELS_TOGETHER // size)
+    chosen = policy.POLICY
+    most = min(sets.size, chosen.small // (size * problem.positions), 2 * chosen.rows // size)
     count = max(1, most)
     while sets.size % count:
         count -= 1
@@ -258,15 +228,15 @@ def waits(problem: Problem) -> bool:
 
 def _least_row(problem: Problem) -> int:
     """The length from which adjacent channels are read as rows rather than columns."""
-    if waits(problem) and bytes_of(problem, problem.positions) >= FAR_APART:
-        row = problem.inner.size * problem.input.itemsize
-        lines = row % LINE == 0 and not problem.missing_mean
-        return FETCHED_RUN if problem.input.is_half or lines else FAR_RUN
+    chosen = policy.POLICY
+    if waits(problem) and bytes_of(problem, problem.positions) >= chosen.far_apart:
+        return chosen.far_run
     if not problem.missing_mean:
-        return COLUMN_RUN
+        return chosen.column_run
     rows = problem.outer[-1]
     fits = held_at_once(problem.input.itemsize * rows.strides[1]) >= rows.size
-    return MOMENTS_RUN if fits and problem.input.is_half and problem.forward else EXACT_RUN
+    halves = fits and problem.input.is_half and problem.forward
+    return chosen.half_moments_run if halves else chosen.moments_run
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
@@ -277,8 +247,9 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
         sets = Axis(sets.size // together, tuple([together * step for step in sets.strides]))
         channel = Axis(together * channel.size, channel.strides)
     run, last_run, rows = inner.size, inner.size, _NO_AXIS
-    if inner.size > LONGEST_ROW:
-        run = rounded_up(ceil_div(inner.size, ceil_div(inner.size, LONGEST_ROW)), 2 * LANES)
+    longest = policy.POLICY.longest_row
+    if inner.size > longest:
+        run = rounded_up(ceil_div(inner.size, ceil_div(inner.size, longest)), 2 * LANES)
         count = ceil_div(inner.size, run)
         last_run = inner.size - (count - 1) * run
         rows = Axis(count, tuple(run * stride for stride in inner.strides))
@@ -345,7 +316,7 @@ def access_of(problem: Problem) -> Access:
         repeat, chunk = 1, min(channel.size, SPAN)
         # Adjacent positions together form one row, as long as enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
-            most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
+            most = max(ceil_div(LANES, channel.size), problem.positions // policy.POLICY.rows)
             repeat = _repeated(channel.size, min(inner.size, most), dtype.itemsize)
         return Access(
             problem, sets, outer, channel, dtype, True, inner, 1, 1,
@@ -389,21 +360,12 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
         adjacent = row % LINE == 0 and access.channel.strides[2] == access.run
     if adjacent:
         row *= channels
+    if not access.columns and row < policy.POLICY.streamed_row * (2 if row % LINE else 1):
+        return 0
     if machine.shares_l3:
-        if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
-            return 0
         most = (access.bytes - 1) // machine.l2
         return MOST_THREADS if most >= machine.cores else most
-    least = STREAMED_PARTS_OF_FEW if row % LINE else STREAMED_ROW_OF_FEW
-    if not access.columns and row < least:
-        return 0
-    read = elements * read_bytes(problem)
-    if read >= machine.cache:
-        return MOST_THREADS
-    if access.columns:
-        most = MOST_THREADS if problem.result.is_half else 1
-        return most if read > STREAMED_COLUMNS * machine.cache else 0
-    return 1 if row % LINE == 0 and read >= STREAMED_BY_ONE * machine.cache else 0
+    return MOST_THREADS if elements * read_bytes(problem) >= machine.cache else 0
 
 
 def fetches_ahead(access: Access, machine: Machine) -> int:
@@ -414,12 +376,12 @@ def fetches_ahead(access: Access, machine: Machine) -> int:
     are read in turn. Rows of columns that hold short channels lie in different images, too far
     apart, and are not prefetched.
     """
-    if not access.columns:
-        if access.bytes <= FETCHED_ROWS * machine.cache:
-            return 0
-        return 1 + (access.elements * read_bytes(access.problem) > FETCHED_IN_ROWS * machine.cache)
-    near = machine.l2 if access.dtype.is_half else machine.cache
-    return int(access.bytes > FETCHED_COLUMNS * near and access.run == 1)
+    from_rows = policy.POLICY.fetched * machine.cache
+    if access.columns:
+        return int(access.bytes > 4 * from_rows and access.run == 1)
+    if access.bytes <= from_rows:
+        return 0
+    return 1 + (access.elements * read_bytes(access.problem) > 8 * from_rows)
 
 
 def fetches_next(access: Access, machine: Machine) -> bool:
@@ -431,5 +393,5 @@ def fetches_next(access: Access, machine: Machine) -> bool:
     """
     gradients = access.problem.result_needs_sums and access.sets.size == 1
     apart = not access.columns or access.run > 1
-    large = access.bytes > FETCHED_ROWS * machine.cache
+    large = access.bytes > policy.POLICY.fetched * machine.cache
     return gradients and apart and large and not machine.shares_l3

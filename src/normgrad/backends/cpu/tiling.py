@@ -1,8 +1,7 @@
 """The tiling of a program's steps: how their work is cut into tasks and pieces.
 
 How a channel's sums are cut into parts depends on the shape alone, never on the number of threads:
-the cut decides the order of additions, and so the last bit of the result. docs/performance.md has
-the measurements behind the thresholds, in one table.
+the cut decides the order of additions, and so the last bit of the result.
 """
 
 from __future__ import annotations
@@ -13,66 +12,11 @@ from typing import NamedTuple
 from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...memory import LINE
+from . import policy
 from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
-#: The least elements for tasks of a channel's part or of some channels.
-SMALL = 1 << 14
-#: The least elements for several threads, of float32 that is read in place (see ``cost_of``). One
-#: thread takes about 100 µs for so many. For less, two threads save next to nothing on an idle
-#: machine, and where the second waits for a busy core, a call takes 300 times as long.
-SHARED = 1 << 17
 #: How many times as long an element takes in float64, and one that is copied to tiles first.
 COST_OF_DOUBLE, COST_OF_TILES = 2, 4
-#: The least elements of a part, and about the least of a task where dx or y does not depend on
-#: sums: cutting a channel, sample or small tensor further does not pay.
-PART = 1 << 13
-#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and the same
-#: where images are read in turn (see SHORT_ROW), whose runs should be long.
-IN_CACHE, RUNS_IN_CACHE = 1 << 19, 1 << 20
-#: The number of tasks that keeps a large server busy, and whose sums still cost little to add up.
-TASKS = 64
-#: The number of tasks from which tasks are made larger; below it, channels are cut into parts.
-ENOUGH_TASKS = 16
-#: The number of tasks that keeps a few cores busy, if there would be fewer than TASK elements in
-#: each of more.
-FEW_TASKS, TASK = 8, 1 << 16
-#: The number of parts that columns are cut into if each has at least PART_OF_COLUMNS elements.
-FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
-#: The least channels, times their copies (parts or sets), whose arithmetic several threads share.
-MANY_CHANNELS = 1 << 14
-#: The most channels that a task takes at once: their arrays stay in the L2 cache.
-CHANNELS_AT_ONCE = 1 << 10
-#: The channels of a task of per-channel work.
-CHANNELS_PER_TASK = 128
-#: The least rows of columns in a part: for each channel, a part costs as much as about ten rows.
-ROWS_OF_PART = 256
-#: The bytes that a task reads from one image before the next, where dx does not depend on sums:
-#: memory is read in long runs.
-CONTIGUOUS = 1 << 20
-#: The rows of a channel, and their elements at most, that are read before the next channel's even
-#: then, since each piece has a fixed cost; of less than BEYOND_CACHE bytes, all rows are.
-ROWS_IN_ORDER, ELEMENTS_IN_ORDER, BEYOND_CACHE = 4, 1 << 12, 2 << 20
-#: Rows of fewer elements are read so, twice as many at a time, even where dx depends on sums: the
-#: next channel's row is nearer in memory than the next image's.
-SHORT_ROW = 1 << 8
-#: The least bytes of a row, and of the tensors, that a forward pass reads so because a channel's
-#: rows compete for the same places in the L1 cache (see WAYS in access.py).
-COMPETING_ROW, COMPETING = 1 << 10, 8 << 20
-#: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
-SAMPLE = 4 << 20
-#: The most bytes, and the most rows, that are processed at a time if rows are statistics groups.
-ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
-#: The most rows that are given to one walk that does everything (see walks_once).
-ROWS_OF_WALK = 128
-#: The least rows of a task there, unless fewer than ENOUGH_TASKS tasks would be left: a task's sums
-#: of parameters cost as much as about ten rows.
-ROWS_OF_TASK = 128
-#: The least rows at a time, however long, if parameters' gradients are summed: their sums, in
-#: float64, are read and written once for so many rows.
-LEAST_ROWS_AT_ONCE = 8
-#: The elements of a row from which the parameters' sums are a step of their own: so many sums, with
-#: their chains, do not fit the L2 cache beside the row.
-ROW_APART = 40_000
 
 
 class Tiling(NamedTuple):
@@ -128,7 +72,7 @@ def tiling_of(access: Access) -> Tiling | None:
         part_size=positions,
         piece_channels=min(access.chunk, channels) if access.columns else channels,
         piece_rows=_rows_of_piece(access),
-        parallel=cost_of(access) >= SHARED,
+        parallel=cost_of(access) >= policy.POLICY.shared,
     )
     if access.along:
         return _of_groups(access, whole)
@@ -141,7 +85,7 @@ def tiling_of(access: Access) -> Tiling | None:
 
 def is_small(access: Access) -> bool:
     """Whether the tensors are too small to be cut into tasks."""
-    return access.elements < SMALL
+    return access.elements < policy.POLICY.small
 
 
 def cost_of(access: Access) -> int:
@@ -158,9 +102,10 @@ def _rows_of_piece(access: Access) -> int:
     of memory.
     """
     rows, problem, size = access.rows, access.problem, access.run * access.dtype.itemsize
-    if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
+    chosen = policy.POLICY
+    if not (access.columns or problem.needs_sums) and access.run >= SHORT and size % LINE == 0:
         return 1
-    waiting, near = waits(problem), access.bytes < BEYOND_CACHE
+    waiting, near = waits(problem), access.bytes < 4 * chosen.in_cache
     if access.columns or (waiting and near):
         return access.positions
     if _lie_in_images(access):
@@ -171,14 +116,15 @@ def _rows_of_piece(access: Access) -> int:
         if step > 0
     ]
     most = [access.positions, *(held_at_once(step) // len(steps) for step in steps)]
-    large = problem.forward and access.bytes >= COMPETING and size >= COMPETING_ROW
+    # A forward pass reads rows that compete for the same places in the L1 cache a few at a time.
+    large = problem.forward and access.bytes >= 16 * chosen.in_cache
     competing = large and min(most) < access.positions
-    if waiting and access.run >= SHORT_ROW and not competing:
+    if waiting and access.run >= SHORT and not competing:
         return access.positions
     if waiting:
-        most.append(2 * ROWS_IN_ORDER)
+        most.append(2 * chosen.rows_in_order)
     elif not near:
-        most += [ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run]
+        most += [chosen.rows_in_order, chosen.part // (2 * access.run)]
     return max(1, min(most))
 
 
@@ -202,20 +148,22 @@ def _of_groups(access: Access, whole: Tiling) -> Tiling:
     """The tiling of rows that are statistics groups: a task has many rows and one slot of sums."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
-    problem = access.problem
+    problem, chosen = access.problem, policy.POLICY
+    most = chosen.in_cache // (2 * size)
     sums_parameters = problem.wants_parameters and not problem.forward and not sums_apart(access)
-    least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
-    at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
+    # Parameters' sums, in float64, are read and written once for so many rows.
+    least = ROWS // 2 if sums_parameters else 1
+    at_once = min(2 * ROWS, rows, max(least, most))
     if walks_once(access):
-        at_once = min(ROWS_OF_WALK if access.run <= SHORT else ROWS_OF_SLOT, rows)
+        at_once = min(chosen.rows if access.run <= SHORT else 2 * ROWS, rows)
     elif walks_forward(access):
-        at_once = min(ROWS_OF_WALK, rows, max(1, ROWS_AT_ONCE // size))
+        at_once = min(chosen.rows, rows, max(1, most))
     if is_small(access):
         return whole._replace(at_once=at_once, piece_rows=1)
     # If sets share their parameters, all sets of a task add to the task's slot.
-    turn = ceil_div(sets, TASKS) if problem.by_row else 1
-    wanted = max(ceil_div(rows, ROWS_OF_TASK), min(ENOUGH_TASKS, ceil_div(rows, ROWS)))
-    blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), wanted)
+    turn = ceil_div(sets, chosen.tasks) if problem.by_row else 1
+    wanted = max(ceil_div(rows, chosen.rows), min(chosen.enough_tasks, ceil_div(rows, ROWS)))
+    blocks = min(ceil_div(chosen.tasks, ceil_div(sets, turn)), wanted)
     block = rounded_up(ceil_div(rows, blocks), at_once)
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     return found._replace(piece_channels=at_once, piece_rows=1)
@@ -223,7 +171,12 @@ def _of_groups(access: Access, whole: Tiling) -> Tiling:
 
 def _have_few_rows(access: Access) -> bool:
     """Whether channels, rather than positions, are what columns can be cut by: they are many."""
-    return access.channel.size >= MANY_CHANNELS and access.positions < ROWS_OF_PART
+    return _are_many(access.channel.size) and access.positions < policy.POLICY.rows_of_part
+
+
+def _are_many(channels: int) -> bool:
+    """Whether several threads save time in arithmetic of channels, which takes them longer."""
+    return channels >= policy.POLICY.small
 
 
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
@@ -234,19 +187,21 @@ def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
     in the order of memory.
     """
     size = access.positions * whole.all_channels * read_bytes(access.problem)
-    if whole.sets == 1 or size > SAMPLE:
+    chosen = policy.POLICY
+    if whole.sets == 1 or size > 8 * chosen.in_cache:
         return None
-    found = whole._replace(sets_per_task=ceil_div(whole.sets, TASKS))
-    return found if found.tasks >= FEW_PARTS else None
+    found = whole._replace(sets_per_task=ceil_div(whole.sets, chosen.tasks))
+    return found if found.tasks >= chosen.enough_tasks // 4 else None
 
 
 def _of_positions(access: Access, whole: Tiling) -> Tiling:
     """The tiling of columns by positions: a task has all channels, since they share cache lines."""
     rows, unit = access.positions // access.repeat, access.repeat * ROWS
     elements = access.per_channel * whole.all_channels
-    few = min(FEW_PARTS, elements // PART_OF_COLUMNS)
-    most = max(1, elements // PART)
-    parts = min(ceil_div(TASKS, whole.sets), max(1, few, rows // ROWS_OF_PART), most)
+    chosen = policy.POLICY
+    few = min(chosen.enough_tasks // 4, elements // (8 * chosen.part))
+    most = max(1, elements // chosen.part)
+    parts = min(ceil_div(chosen.tasks, whole.sets), max(1, few, rows // chosen.rows_of_part), most)
     size = ceil_div(ceil_div(access.positions, unit), parts) * unit
     return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
@@ -257,44 +212,49 @@ def _rows_of_part(access: Access, whole: Tiling) -> int:
         return ROWS
     if waits(access.problem):
         return 1
-    return access.rows.size if _lie_in_images(access) else min(whole.piece_rows, ROWS_IN_ORDER)
+    if _lie_in_images(access):
+        return access.rows.size
+    return min(whole.piece_rows, policy.POLICY.rows_in_order)
 
 
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
     """The tiling by channels, for rows or columns of short channels; in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
-    turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
+    chosen = policy.POLICY
+    tasks, enough = chosen.tasks, chosen.enough_tasks
+    turn = min(sets, max(ceil_div(sets, tasks), ceil_div(chosen.small, channels * per_channel)))
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
-    enough = min(ENOUGH_TASKS, max(FEW_TASKS, sets * channels * per_channel // TASK))
     least = _rows_of_part(access, whole)
     cuts = max(1, positions // least)
     if sets == 1 and not waits(problem):
         # A task reads long runs of memory, image after image: of some images rather than channels.
-        size, blocks = access.run * read_bytes(problem), ceil_div(ENOUGH_TASKS, cuts)
-        wanted = max(1, min(CONTIGUOUS // size, ceil_div(channels, blocks)), PART // per_channel)
+        size, blocks = access.run * read_bytes(problem), ceil_div(enough, cuts)
+        runs = min(2 * chosen.in_cache // size, ceil_div(channels, blocks))
+        wanted = max(1, runs, chosen.part // per_channel)
         # Blocks of one size, since two threads may have one each.
         even = ceil_div(channels, ceil_div(channels, wanted))
         block = min(channels, rounded_up(even, unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
         wanted = channels * sets // enough * per_channel
-        cache = IN_CACHE if whole.piece_rows == positions else RUNS_IN_CACHE
-        most = max(SMALL, min(cache // read_bytes(problem), wanted))
+        cache = chosen.in_cache * (1 if whole.piece_rows == positions else 2)
+        most = max(chosen.small, min(cache // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
         if access.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
             lines = unit * (LINE // gcd(unit * access.run * access.dtype.itemsize, LINE))
             block -= block % lines if block > lines else 0
-    at_once = min(block, max(unit, CHANNELS_AT_ONCE // unit * unit))
+    # So many channels' arrays stay in the cache: of each, some 112 bytes and elements.
+    at_once = min(block, max(unit, (chosen.in_cache >> 9) // unit * unit))
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     parts = 1
     if found.tasks < enough:
-        most = min(cuts, per_channel * block // PART)
-        parts = min(ceil_div(TASKS, found.tasks), max(1, most))
+        most = min(cuts, per_channel * block // chosen.part)
+        parts = min(ceil_div(tasks, found.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
-        wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
+        wanted = rounded_up(ceil_div(channels, ceil_div(tasks, found.turns)), unit)
         return found._replace(channel_block=max(block, wanted))
     size = ceil_div(positions, parts)
     if _lie_in_images(access) and not access.columns:
@@ -315,7 +275,7 @@ def walks_once(access: Access) -> bool:
     problem = access.problem
     found = problem.missing_mean or problem.missing_invstd
     wanted = access.along and not (problem.forward or found)
-    return wanted and _whole_in_float32(access) and access.run < ROW_APART
+    return wanted and _whole_in_float32(access) and access.run < policy.POLICY.row_apart
 
 
 def keeps_chains(access: Access) -> bool:
@@ -340,7 +300,7 @@ def sums_apart(access: Access) -> bool:
     That step sums all rows, a part of their elements at a time. The step that writes dx then
     processes one row at a time, which stays in cache, however long it is.
     """
-    return _whole_in_float32(access) and access.run >= ROW_APART
+    return _whole_in_float32(access) and access.run >= policy.POLICY.row_apart
 
 
 def of_columns(access: Access, tiles: Tiling) -> Tiling:
@@ -362,5 +322,5 @@ def over_channels(channels: int, copies: int, sets: int = 0, per_group: int = 1)
 
     ``copies``: the number of values for each channel, one for each part or set.
     """
-    size = min(channels, rounded_up(CHANNELS_PER_TASK, per_group))
-    return Tiling(sets, sets, channels, size, size, parallel=channels * copies >= MANY_CHANNELS)
+    size = min(channels, rounded_up(policy.POLICY.rows, per_group))
+    return Tiling(sets, sets, channels, size, size, parallel=_are_many(channels * copies))
