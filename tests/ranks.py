@@ -14,6 +14,9 @@ from typing import Any
 #: Seconds: long enough for the slowest start, short enough to notice a hang.
 TIMEOUT = 60.0
 
+#: What ranks' processes have imported when they start; checkpoints and wrappers need the others.
+PRELOADED = ["torch", "torch.utils.checkpoint", "torch._dynamo"]
+
 
 def work(rank: int, size: int, store: str, pipe: Any, timeout: float) -> None:
     """A rank's process: join the group, then run functions from the pipe until it closes."""
@@ -42,7 +45,9 @@ class Ranks:
     """A process group of this many ranks, each in its own process."""
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has only imported PyTorch, which takes each some seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
