@@ -88,6 +88,8 @@ def forms(dtype):
     }
 
 
+# A backend sees no dtypes of NumPy's; these make many calls.
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", FLOATS)
 def test_every_form_of_a_dtype_gives_the_same_bits(name):
     values = np.arange(24).reshape(2, 3, 4)
@@ -124,6 +126,7 @@ def test_the_other_byte_order_is_refused_in_every_call(name, has_metadata):
                 call(x, swapped)
 
 
+@pytest.mark.cpu
 def test_a_workspace_whose_dtype_is_unpickled():
     x = np.random.default_rng(0).random((8, 4, 300), np.float32)
     plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)

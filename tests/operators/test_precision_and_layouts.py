@@ -168,7 +168,7 @@ def test_terms_that_each_addition_loses(access, dtype):
         st.tuples(
             st.integers(16, 2048), st.integers(1, 512), st.integers(1, 32), st.floats(0.3, 1.0)
         ),
-        min_size=2, max_size=12,
+        min_size=2, max_size=4 if INTERPRETED else 12,
     ),
     positions=st.integers(512, 1200),
     access=st.sampled_from(sorted(ACCESS)),
@@ -315,7 +315,7 @@ def test_in_place(kind, layout, where):
 @pytest.mark.parametrize("layouts", [("contiguous", "channels_last"), ("channels_last", "odd")])
 def test_in_place_of_x_where_dy_has_another_layout(kind, layouts):
     """Elsewhere the memory of dx has a copy of dy for a while; that changes no bit."""
-    for shape in ((3, 4, 5, 6), (2, 70, 12, 13)):
+    for shape in ((3, 4, 5, 6), (2, 10 if INTERPRETED else 70, 12, 13)):
         case = make(kind, shape, layout=layouts[0], num_groups=2)
         case.tensors["grad_out"] = lay_out(case.tensors["grad_out"], layouts[1])
         apart = same_strides(case.tensors["input"])
