@@ -1,0 +1,120 @@
+"""Measure the thresholds of the CPU backend's policy again, on the machine at hand.
+
+    python benchmarks/policy.py [--only NAME] [--cases COUNT] [--threads COUNT]
+
+For each threshold it tries values below and above the chosen one, on the suite's cases whose plans
+then differ, by turns in one process. A row has a threshold, a value, how many cases differ, and the
+geometric mean of their times over those with the chosen value, then the best and the worst case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import torch
+
+import normgrad
+from normgrad import plans
+from normgrad.backends.cpu import policy
+from normgrad.backends.cpu.policy import Policy
+from normgrad.bench import contenders, data
+from normgrad.bench.suite import Case, Part, suite
+
+#: What a threshold is multiplied by.
+FACTORS = (0.25, 0.5, 2, 4)
+#: The seconds that a case's turns take, and the least number of turns.
+SECONDS, TURNS = 0.3, 7
+PARTS = (Part.GRADIENTS, Part.FORWARD, Part.ROWS)
+
+
+def cases() -> list[Case]:
+    """The suite's cases with a plan, in an order that mixes operators, shapes and layouts."""
+    found = [case for case in suite() if case.part in PARTS]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def plan_with(case: Case, given: data.Data, chosen: Policy) -> normgrad.Plan:
+    """A case's plan under a policy."""
+    with mock.patch.object(policy, "POLICY", chosen):
+        plan = contenders.planned(case, given)
+        plan._program.template()  # makes what a plan makes late
+    return plan
+
+
+def decided(plan: normgrad.Plan) -> object:
+    """What a policy decides of a plan: its block and its steps."""
+    program = plan._program
+    return program.template().tobytes(), [step.fields() for step in program.steps], plan.path
+
+
+def seconds(calls: list[Callable[[], object]]) -> list[float]:
+    """The median time of each call, by turns."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    end = time.perf_counter() + SECONDS * len(calls)
+    while time.perf_counter() < end or len(taken[0]) < TURNS:
+        for call, times in zip(calls, taken, strict=True):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in taken]
+
+
+def alternatives(name: str) -> Iterator[tuple[float, Policy]]:
+    """The other values of a threshold, and the policy with each."""
+    value = getattr(policy.POLICY, name)
+    for factor in FACTORS:
+        other = type(value)(value * factor)
+        yield other, dataclasses.replace(policy.POLICY, **{name: other})
+
+
+def measured(name: str, most: int) -> Iterator[tuple[float, dict[str, float]]]:
+    """For each other value of a threshold, the ratios of the times of up to ``most`` cases."""
+    for value, other in alternatives(name):
+        ratios: dict[str, float] = {}
+        for case in cases():
+            given = data.make(case)
+            plans._plans.clear()
+            chosen, tried = (plan_with(case, given, each) for each in (policy.POLICY, other))
+            if decided(chosen) != decided(tried):
+                calls = [contenders.ours(case, given, plan)["plan"] for plan in (chosen, tried)]
+                before, after = seconds(calls)
+                ratios[case.id] = after / before
+            if len(ratios) == most:
+                break
+        yield value, ratios
+
+
+def main() -> None:
+    """Measure and print a table in Markdown, a row at a time."""
+    names = [field.name for field in dataclasses.fields(Policy)]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=names, help="one threshold")
+    parser.add_argument("--cases", type=int, default=12, help="the most cases of a value")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    normgrad.set_num_threads(given.threads)
+    torch.set_num_threads(given.threads)
+    print("| threshold | chosen | tried | cases | time over chosen | best | worst |")
+    print("| --- | ---: | ---: | ---: | ---: | --- | --- |")
+    for name in [given.only] if given.only else names:
+        for value, ratios in measured(name, given.cases):
+            row = [name, getattr(policy.POLICY, name), value, len(ratios)]
+            if ratios:
+                mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
+                ends = (min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__))
+                row += [f"{mean:.2f}", *(f"{ratios[end]:.2f} {end}" for end in ends)]
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
