@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from support import FULL, INTERPRETED, sampled
 
 from normgrad import torch_build
+from normgrad.backends.cpu import store, units
 
 # A shell that runs the tests in the background makes them, and all processes that they start,
 # ignore interrupts, but tests of interrupts need them.
@@ -51,13 +53,26 @@ def mapped():
 def pytest_configure(config: pytest.Config) -> None:
     """With pytest-xdist's -n, run a file's tests in one process; see :func:`_keep_together`.
 
-    Do not if a file's tests take long: in a run of all cases, or with an interpreter. Before any
-    process starts, build the library that the tests of PyTorch's layers are about.
+    Do not if a file's tests take long: in a run of all cases, or with an interpreter.
     """
     if config.getoption("dist", "no") == "load" and not (FULL or INTERPRETED):
         config.option.dist = "loadgroup"
-    if not hasattr(config, "workerinput") and find_spec("torch") and not INTERPRETED:
-        torch_build.build()
+    if not hasattr(config, "workerinput") and not INTERPRETED:
+        _compile(kernels=bool(config.getoption("numprocesses", None)))
+
+
+def _compile(kernels: bool) -> None:
+    """Build the library that the tests of PyTorch's layers are about, before any process starts.
+
+    One core does that. With pytest-xdist the others compile all kernels meanwhile: on demand, each
+    process would start compilers for a few at a time, and some kernels be compiled by several.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        library = pool.submit(torch_build.build) if find_spec("torch") else None
+        if kernels:
+            store.addresses(units.every())
+        if library is not None:
+            library.result()
 
 
 def _keep_together(items: list[pytest.Item]) -> None:
