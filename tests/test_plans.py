@@ -536,6 +536,30 @@ def test_banks_are_of_all_steps_that_read_the_tensors():
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("forward_train", (2, 2_000_000)), ("train", (4, 1_000_000)), ("train", (2, 500_000, 2)),
+        ("forward_layer_norm", (500_000, 8)), ("layer_norm", (500_000, 8)),
+    ],
+)  # fmt: skip
+def test_many_channels_take_a_small_workspace(kind, shape):
+    """A task has arrays for the channels that it takes at once, not for all."""
+    named = {name: ng.TensorSpec(shape, "float32") for name in ("grad_out", "input")}
+    statistics = ng.TensorSpec((shape[0], 1) if "layer" in kind else shape[1:2], "float32")
+    options = {"normalized_shape": shape[1:]} if "layer" in kind else {"training": True}
+    if kind.startswith("forward"):
+        name = "layer_norm" if "layer" in kind else "batch_norm"
+        plan = ng.plan(name, input=named["input"], **options)
+    elif "layer" in kind:
+        plan = ng.plan("layer_norm_backward", **named, mean=statistics, rstd=statistics, **options)
+    else:
+        given = {"save_mean": statistics, "save_invstd": statistics}
+        plan = ng.plan("batch_norm_backward", **named, **given, **options)
+    assert plan.workspace_size < 8 << 20
+
+
+@pytest.mark.cpu
 def test_a_plan_that_ran_on_arrays_leaves_tensors_as_they_were():
     """NumPy would read a tensor to make a result like it, and fix the size of its storage."""
     torch = pytest.importorskip("torch")
