@@ -344,8 +344,10 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
     Such stores bypass the caches. An ordinary store reads its cache line first, which costs most
     where the L3 is a large server's: there non-temporal stores are used as soon as the data exceed
     the threads' L2 caches. An L3 that belongs to these cores alone keeps dx for the next reader, so
-    there they are used if dx would not fit. They are never used for rows of a dx that is read next
-    and fits the caches; for columns, channels-last models gained nothing from such a rule.
+    there they are used if what is read would not fit, and by one thread from half of it on: they
+    are as slow as memory is, however many threads there are. They are never used for rows of a dx
+    that is read next and fits the caches; for columns, channels-last models gained nothing from
+    such a rule.
     """
     problem = access.problem
     if problem.result is None:
@@ -363,9 +365,10 @@ def streams(access: Access, channels: int, machine: Machine) -> int:
     if not access.columns and row < policy.POLICY.streamed_row * (2 if row % LINE else 1):
         return 0
     if machine.shares_l3:
-        most = (access.bytes - 1) // machine.l2
-        return MOST_THREADS if most >= machine.cores else most
-    return MOST_THREADS if elements * read_bytes(problem) >= machine.cache else 0
+        most, all_threads = (access.bytes - 1) // machine.l2, machine.cores
+    else:
+        most, all_threads = 2 * elements * read_bytes(problem) // machine.cache, 2
+    return MOST_THREADS if most >= all_threads else most
 
 
 def fetches_ahead(access: Access, machine: Machine) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
-from .access import ROWS, SHORT, SPAN
+from .access import FETCHED, ROWS, SHORT, SPAN
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import BUFFER, fetch_later, gather_sums, start_sums
+from .columns import BUFFER, gather_sums, prefetch_ahead, start_sums
 from .conversions import HalfStorage
 from .elements import further, prefetch_inputs
 from .helpers import by_types, helper, passed
@@ -55,12 +55,8 @@ from .vectors import canonical
 #: Offsets of the rows' coefficients in a buffer, in the order of a job's fields.
 GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS, 5 * ROWS
 NUMBERS = 6 * ROWS
-#: How many elements ahead rows are prefetched where several rows are read in turn.
-ON = 8 * LANES
-#: How many bytes ahead longer rows are prefetched while they are added to the parameters' sums.
-LATER = 1 << 14
-#: How many bytes ahead short rows are prefetched while rows are summed: the next sixteen rows.
-SOON = 1 << 13
+#: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
+DISTANCE = 1 << 13
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.
 ROW = SHORT + LANES
 #: The size of buffers for the sums of some rows, which are stored in whole lanes.
@@ -214,7 +210,7 @@ def add_row(arguments, c, part):
     inlined()
     tensors, r, weights, numbers, chain, writes, streaming = arguments
     dy = tensors[0]
-    fetch_later(tensors, LATER, c)
+    prefetch_ahead(tensors, DISTANCE, c)
     weight, of_row = as_loaded(dy, load_part(weights, c, part)), numbers_of(numbers, r)
     sums = load_chain(dy, chain[0], c, part), load_chain(dy, chain[1], c, part)
     sums = add_and_write(tensors, c, weight, of_row, sums, part, writes, streaming)
@@ -251,8 +247,8 @@ def parameters(operation, dy, x, dx, job):
         for i in range(0, count, ROWS):
             rows = smaller(ROWS, count - i)
             read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
-            here, weights = further(tensors, steps, i), shift(weight, k)
-            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, (ON, ON))
+            here, weights, ahead = further(tensors, steps, i), shift(weight, k), (FETCHED, FETCHED)
+            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, ahead)
             over_row(add_rows, arguments, width)
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
 
@@ -292,7 +288,7 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
         for i in range(smaller(EIGHT, rows - first)):
             if ahead:
                 for c in range(0, run, LANES):
-                    fetch_later(here, SOON, c)
+                    prefetch_ahead(here, DISTANCE, c)
             terms = splat_like(dy, x, get(means, first + i)), zero_lanes(dy, x), weight
             keep_short_row(operation, here, run, terms, kept, i)
             here = further(here, steps, 1)

@@ -9,7 +9,7 @@ elements of each channel are added up.
 from __future__ import annotations
 
 from . import block as B
-from .access import SPAN
+from .access import PAGE, SPAN
 from .elements import added, coefficients_used, fetched, further, prefetch_inputs, written
 from .helpers import helper, passed
 from .intrinsics import (
@@ -42,17 +42,15 @@ QUARTERS = 4
 #: Fewer rows than these are summed in float64 from the start, since the rounding of each term shows
 #: in a sum of few terms.
 FEW_ROWS = 4
-#: How many bytes ahead each quarter is prefetched: a page.
-LATER = 1 << 12
 #: The size of buffers for a row, beyond whose end the last lanes may reach, and for two sums.
 BUFFER = SPAN + LANES
 BUFFER_OF_TWO = 2 * BUFFER
 
 
 @helper
-def fetch_later(tensors, later, c):
+def prefetch_ahead(tensors, distance, c):
     """Prefetch what is so many bytes after a part of dy and x."""
-    at = c + later // item_size(tensors[0])
+    at = c + distance // item_size(tensors[0])
     prefetch_inputs(tensors, at, at)
 
 
@@ -67,12 +65,12 @@ def add_rows(arguments, c, part):
     mean_and_gain = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
     zero = zero_lanes(tensors[0], tensors[1])
     if ahead:
-        fetch_later(tensors, LATER, c)
+        prefetch_ahead(tensors, PAGE, c)
     found = added(operation, tensors, c, mean_and_gain, None, part, streaming)
     for _ in range(1, rows):
         tensors = further(tensors, steps, 1)
         if ahead:
-            fetch_later(tensors, LATER, c)
+            prefetch_ahead(tensors, PAGE, c)
         found = added(operation, tensors, c, mean_and_gain, found, part, streaming)
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
     dy, products = load_lanes(first, 0) + found[0], load_lanes(second, 0) + found[1]
@@ -240,7 +238,7 @@ def write(operation, dy, x, dx, job):
         # Each channel has its own gain and shift.
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
     count, width = get(job, B.J_ROWS), channels * run * repeat
-    ahead = LATER // item_size(dx) if get(job, B.J_AHEAD) != 0 else to_next_task(job)
+    ahead = PAGE // item_size(dx) if get(job, B.J_AHEAD) != 0 else to_next_task(job)
     streaming = streams_lines(job, dx, width, apart[2])
     rows = count // repeat
     quarter, far = quarters(rows, apart)
