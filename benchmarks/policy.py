@@ -14,23 +14,21 @@ import dataclasses
 import math
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest import mock
 
 import torch
 
 import normgrad
-from normgrad import plans
 from normgrad.backends.cpu import policy
 from normgrad.backends.cpu.policy import Policy
-from normgrad.bench import contenders, data
+from normgrad.bench import contenders, data, timing
 from normgrad.bench.suite import Case, Part, suite
 
 #: What a threshold is multiplied by.
 FACTORS = (0.25, 0.5, 2, 4)
-#: The seconds that a case's turns take, and the least number of turns.
-SECONDS, TURNS = 0.3, 7
+#: The seconds after which a case has no more turns.
+SECONDS = 0.5
 PARTS = (Part.GRADIENTS, Part.FORWARD, Part.ROWS)
 
 
@@ -55,20 +53,6 @@ def decided(plan: normgrad.Plan) -> object:
     return program.template().tobytes(), [step.fields() for step in program.steps], plan.path
 
 
-def seconds(calls: list[Callable[[], object]]) -> list[float]:
-    """The median time of each call, by turns."""
-    taken: list[list[float]] = [[] for _ in calls]
-    for call in calls:
-        call()
-    end = time.perf_counter() + SECONDS * len(calls)
-    while time.perf_counter() < end or len(taken[0]) < TURNS:
-        for call, times in zip(calls, taken, strict=True):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in taken]
-
-
 def alternatives(name: str) -> Iterator[tuple[float, Policy]]:
     """The other values of a threshold, and the policy with each."""
     value = getattr(policy.POLICY, name)
@@ -77,25 +61,26 @@ def alternatives(name: str) -> Iterator[tuple[float, Policy]]:
         yield other, dataclasses.replace(policy.POLICY, **{name: other})
 
 
-def measured(name: str, most: int) -> Iterator[tuple[float, dict[str, float]]]:
+def measured(name: str, most: int) -> dict[float, dict[str, float]]:
     """For each other value of a threshold, the ratios of the times of up to ``most`` cases."""
-    for value, other in alternatives(name):
-        ratios: dict[str, float] = {}
-        for case in cases():
-            given = data.make(case)
-            plans._plans.clear()
-            chosen, tried = (plan_with(case, given, each) for each in (policy.POLICY, other))
-            if decided(chosen) != decided(tried):
-                calls = [contenders.ours(case, given, plan)["plan"] for plan in (chosen, tried)]
-                before, after = seconds(calls)
-                ratios[case.id] = after / before
-            if len(ratios) == most:
-                break
-        yield value, ratios
+    found: dict[float, dict[str, float]] = {value: {} for value, _ in alternatives(name)}
+    for case in cases():
+        given = data.make(case)
+        chosen = plan_with(case, given, policy.POLICY)
+        for value, other in alternatives(name):
+            tried = plan_with(case, given, other)
+            if len(found[value]) < most and decided(tried) != decided(chosen):
+                both = {"chosen": chosen, "tried": tried}
+                calls = {key: contenders.ours(case, given, both[key])["plan"] for key in both}
+                medians = timing.measure(calls, SECONDS).medians
+                found[value][case.id] = medians["tried"] / medians["chosen"]
+        if all(len(ratios) == most for ratios in found.values()):
+            break
+    return found
 
 
 def main() -> None:
-    """Measure and print a table in Markdown, a row at a time."""
+    """Measure and print a table in Markdown, threshold by threshold."""
     names = [field.name for field in dataclasses.fields(Policy)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=names, help="one threshold")
@@ -107,7 +92,7 @@ def main() -> None:
     print("| threshold | chosen | tried | cases | time over chosen | best | worst |")
     print("| --- | ---: | ---: | ---: | ---: | --- | --- |")
     for name in [given.only] if given.only else names:
-        for value, ratios in measured(name, given.cases):
+        for value, ratios in measured(name, given.cases).items():
             row = [name, getattr(policy.POLICY, name), value, len(ratios)]
             if ratios:
                 mean = math.exp(statistics.fmean(map(math.log, ratios.values())))

@@ -25,7 +25,7 @@ def test_only_cases_whose_plans_differ_are_measured(monkeypatch):
     monkeypatch.setattr(script, "SECONDS", 0)
     small, large = (Case(Operator.TRAIN, shape) for shape in ((2, 4, 8, 8), (4, 16, 32, 32)))
     monkeypatch.setattr(script, "cases", lambda: [small, large])
-    found = dict(script.measured("small", 2))
+    found = script.measured("small", 2)
     assert [*found] == [POLICY.small * factor for factor in script.FACTORS]
     assert [*found[POLICY.small * 4]] == [large.id]  # not cut then
     assert all(ratio > 0 for ratios in found.values() for ratio in ratios.values())
