@@ -70,7 +70,7 @@ def sanitize(session: nox.Session) -> None:
     kinds = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
     build = {
         "CXX": "g++",
-        "NORMGRAD_CACHE_DIR": session.create_tmp(),
+        "NORMGRAD_CACHE_DIR": str(Path(session.create_tmp()).resolve()),
         "NORMGRAD_TORCH_FLAGS": f"-g -fno-omit-frame-pointer {kinds}",
     }
     session.run("python", "-c", "import normgrad.torch; normgrad.torch.build()", env=build)

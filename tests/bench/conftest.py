@@ -27,6 +27,7 @@ def make_row(
     xtriad: float = 1.0,
     ours: float = 100.0,
     plan: float | None = None,
+    python: float | None = None,
 ) -> Row:
     groups = 2 if operator.value.endswith("group-norm") else 0
     case = Case(operator, shape, dtype, parameters, layout, groups)
@@ -34,6 +35,7 @@ def make_row(
     torch = ours * speedup
     times = {"ours": ours, "plan": plan, "numpy": ours, "torch": torch, "bound": plan / xtriad}
     us = {name: times[name] for name in KNOWN[case.part]}
+    us |= {} if python is None else {"python": python}
     names = ("aten::a, b", *(("triad", "rows sums apply") if "bound" in us else ("", "")))
     return Row(case, threads, us, 5, 0.01, *names)
 

@@ -40,7 +40,9 @@ def test_a_case_into_a_folder(cli, tmp_path):
     assert min(row.us.values()) > 0
     assert found.facts["command"] == f"normgrad bench --threads 1 --filter {CASE} --repeat 1"
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[1].startswith("case threads ours, µs plan, µs NumPy, µs torch, µs triad, µs")
+    assert lines[1].startswith(
+        "case threads ours, µs ours in Python, µs plan, µs NumPy, µs torch, µs triad, µs"
+    )
     assert any(line.startswith(f"{CASE} 1 ") for line in lines)
     assert any(
         line.startswith("torch / plan.run, geometric mean of gradients ≥ 2.5 ") for line in lines
@@ -64,7 +66,8 @@ def test_a_layer_into_a_folder(cli, tmp_path):
     assert min(row.us["ours"], row.us["torch"]) > 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     (line,) = (line for line in lines if line.startswith(f"{case} 1 "))
-    assert line.split()[3:5] == ["–", "–"]
+    assert line.split()[4:6] == ["–", "–"]
+    assert (line.split()[3] != "–") == ("python" in row.us)
     assert "nan" not in result.stdout
     assert f"written {table}" in lines
 

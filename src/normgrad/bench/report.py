@@ -52,7 +52,14 @@ FIGURES: dict[str, Figure] = {
     "×triad": ("plan", "bound"),
 }
 #: The titles of timed calls in tables.
-TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
+TITLES = {
+    "ours": "ours",
+    "python": "ours in Python",
+    "plan": "plan",
+    "numpy": "NumPy",
+    "torch": "torch",
+    "bound": "triad",
+}
 
 
 #: The README's lines: their names, their cases' operators, and whether the cases are large.
@@ -142,11 +149,12 @@ def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -
     return table
 
 
-def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
+def every(rows: Sequence[Row]) -> Table:
     """A table of every case's times in µs, and of torch's time over the public function's."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(row.case.id, []).append(row)
+    names = [name for name in TITLES if any(name in row.us for row in rows)]
     figures: dict[str, Figure] = {TITLES[name]: (name,) for name in names}
     if "torch" in names:
         figures |= _SPEEDUP
@@ -224,7 +232,7 @@ def details(found: Results, begun: Table | None, path: Path, folder: Path) -> st
     ]
     for part, title in _EVERY.items():
         if parts[part]:
-            table = every(parts[part], results.KNOWN[part])
+            table = every(parts[part])
             sections += [f"#### {title.format(batch)}", str(table)]
     if begun is not None:
         sections += ["#### Starting", str(begun)]

@@ -73,7 +73,11 @@ TARGETS = (
     Target("calls: plan.run / torch's operator", _CALLS, ("plan", "torch"), 0.7),
     Target("calls: public function on NumPy arrays, µs", _CALLS, ("numpy",), 12.0),
     Target("layers: ours / torch's, each below 2¹⁵ elements",
-           _LAYERS, _SHARE, 1.25, below=LARGE_LAYER),
+           _LAYERS, _SHARE, 0.85, below=LARGE_LAYER),
+    Target("layers: ours / torch's, geometric mean below 2¹⁵ elements",
+           _LAYERS, _SHARE, 0.75, mean=True, below=LARGE_LAYER),
+    Target("layers: ours in Python / torch's, each below 2¹⁵ elements",
+           _LAYERS, ("python", "torch"), 1.6, below=LARGE_LAYER),
     Target("layers: ours / torch's, geometric mean from 2¹⁵ elements on",
            _LAYERS, _SHARE, 0.75, mean=True, least=LARGE_LAYER),
     Target("layers: ours / torch's, each from 2¹⁵ elements on",
@@ -126,9 +130,10 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 def hold(target: Target, rows: Iterable[Row], cache: int) -> Held:
     """Compare a target with the rows of one number of threads, given the bytes of cache."""
-    figures = [
+    counting = (
         (row.case.id, row.figure(*target.figure)) for row in rows if target.counts(row, cache)
-    ]
+    )
+    figures = [one for one in counting if not math.isnan(one[1])]
     figures.sort(key=lambda one: one[1], reverse=not target.at_least)
     if not figures:
         return Held(target)

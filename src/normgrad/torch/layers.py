@@ -9,7 +9,8 @@ Since they take no sizes, ``torch.jit.trace`` records them, and traced programs 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -100,7 +101,7 @@ def instance_norm(
         choices = (input.shape[1], eps)
         of_groups = input, choices[0], *tensors[1:], eps
         if (
-            _in_cpp
+            "group_norm" in _in_cpp
             and input.is_cpu  # unlike group norm, CUDA's autocast leaves it as it is
             and _suits("group_norm", of_groups)
             and _supports_group_norm(tensors, choices)
@@ -449,6 +450,17 @@ def define(library: torch.library.Library) -> None:
 #: The types of arguments with which C++ kernels may compute, by function.
 _suited: dict[str, set[tuple[type, ...]]] = {name: set() for name in IN_CPP}
 _PLAIN = (Tensor, torch.nn.Parameter, bool, int, float, tuple, type(None))
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Compute as without the C++ library inside this context, to compare both ways."""
+    with_library = dict(_in_cpp)
+    _in_cpp.clear()
+    try:
+        yield
+    finally:
+        _in_cpp.update(with_library)
 
 
 def computed(name: str, given: tuple[Any, ...]) -> Tensor:
