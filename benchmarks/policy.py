@@ -20,16 +20,19 @@ from unittest import mock
 import torch
 
 import normgrad
-from normgrad.backends.cpu import policy
-from normgrad.backends.cpu.policy import Policy
+from normgrad.backends.cpu import schedule
+from normgrad.backends.cpu.policy import Policy, policy_of
 from normgrad.bench import contenders, data, timing
 from normgrad.bench.suite import Case, Part, suite
+from normgrad.machine import this_machine
 
 #: What a threshold is multiplied by.
 FACTORS = (0.25, 0.5, 2, 4)
 #: The seconds after which a case has no more turns.
 SECONDS = 0.5
 PARTS = (Part.GRADIENTS, Part.FORWARD, Part.ROWS)
+#: The policy of this machine.
+CHOSEN = policy_of(this_machine())
 
 
 def cases() -> list[Case]:
@@ -41,7 +44,7 @@ def cases() -> list[Case]:
 
 def plan_with(case: Case, given: data.Data, chosen: Policy) -> normgrad.Plan:
     """A case's plan under a policy."""
-    with mock.patch.object(policy, "POLICY", chosen):
+    with mock.patch.object(schedule, "policy_of", return_value=chosen):
         plan = contenders.planned(case, given)
         plan._program.template()  # makes what a plan makes late
     return plan
@@ -55,10 +58,10 @@ def decided(plan: normgrad.Plan) -> object:
 
 def alternatives(name: str) -> Iterator[tuple[float, Policy]]:
     """The other values of a threshold, and the policy with each."""
-    value = getattr(policy.POLICY, name)
-    for factor in FACTORS:
-        other = type(value)(value * factor)
-        yield other, dataclasses.replace(policy.POLICY, **{name: other})
+    value = getattr(CHOSEN, name)
+    others = [not value] if isinstance(value, bool) else [int(value * each) for each in FACTORS]
+    for other in others:
+        yield other, dataclasses.replace(CHOSEN, **{name: other})
 
 
 def measured(name: str, most: int) -> dict[float, dict[str, float]]:
@@ -66,7 +69,7 @@ def measured(name: str, most: int) -> dict[float, dict[str, float]]:
     found: dict[float, dict[str, float]] = {value: {} for value, _ in alternatives(name)}
     for case in cases():
         given = data.make(case)
-        chosen = plan_with(case, given, policy.POLICY)
+        chosen = plan_with(case, given, CHOSEN)
         for value, other in alternatives(name):
             tried = plan_with(case, given, other)
             if len(found[value]) < most and decided(tried) != decided(chosen):
@@ -93,7 +96,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | --- | --- |")
     for name in [given.only] if given.only else names:
         for value, ratios in measured(name, given.cases).items():
-            row = [name, getattr(policy.POLICY, name), value, len(ratios)]
+            row = [name, getattr(CHOSEN, name), value, len(ratios)]
             if ratios:
                 mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
                 ends = (min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__))

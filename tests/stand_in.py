@@ -16,8 +16,8 @@ import numpy as np
 
 from normgrad import devices, dlpack, frameworks, plans
 from normgrad.backends import choice
-from normgrad.backends.cpu import program as cpu
 from normgrad.backends.cpu import runtime as cpu_runtime
+from normgrad.backends.cpu import schedule as cpu
 from normgrad.machine import Machine
 from normgrad.overlap import used
 from normgrad.problem import WORKSPACE

@@ -16,7 +16,8 @@ import numpy as np
 
 from normgrad import dtypes, plans, precision
 from normgrad.backends import choice
-from normgrad.backends.cpu import access, policy, program
+from normgrad.backends.cpu import schedule
+from normgrad.backends.cpu.policy import Policy, policy_of
 from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - tests import these from here
@@ -128,7 +129,9 @@ def on_device(made_up: Device) -> Iterator[None]:
 def shared_by_threads() -> Iterator[None]:
     """Plan for several threads however few elements there are."""
     with (
-        mock.patch.object(policy, "POLICY", replace(policy.POLICY, shared=1)),
+        mock.patch.object(
+            schedule, "policy_of", lambda machine: replace(policy_of(machine), shared=1)
+        ),
         mock.patch.dict(plans._plans, clear=True),
         mock.patch.dict(plans._ready, clear=True),
     ):
@@ -136,9 +139,9 @@ def shared_by_threads() -> Iterator[None]:
 
 
 #: A policy that cuts small tensors as large ones are cut.
-FINELY = replace(
-    policy.POLICY,
-    small=1, shared=1, part=8, in_cache=64, rows=2, rows_of_part=1, rows_in_order=1, longest_row=64,
+FINELY = Policy(
+    small=1, shared=1, part=8, in_cache=64, rows=2, rows_of_part=1, rows_in_order=1,
+    streamed_row=1, streamed=1, cache=0, fetched=0,
 )  # fmt: skip
 
 
@@ -150,10 +153,7 @@ def cut_finely() -> Iterator[None]:
     """
     with (
         on_device(FINE),
-        mock.patch.object(policy, "POLICY", FINELY),
-        mock.patch.object(program, "streams", return_value=access.MOST_THREADS),
-        mock.patch.object(program, "fetches_ahead", return_value=2),
-        mock.patch.object(program, "fetches_next", return_value=True),
+        mock.patch.object(schedule, "policy_of", return_value=FINELY),
         mock.patch.dict(plans._plans, clear=True),
         mock.patch.dict(plans._ready, clear=True),
     ):

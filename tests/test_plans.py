@@ -389,7 +389,7 @@ def test_rows_of_columns(shape, layout, row):
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("columns")
     run, repeat = plan._program.template()[[block.RUN, block.REPEAT]]
-    chunk = max(step.tiling.piece_channels for step in plan._program.steps)
+    chunk = max(step.cut.piece_channels for step in plan._program.steps)
     assert (run, repeat, chunk) == row
     assert run * repeat * chunk <= 2048
 
@@ -406,7 +406,7 @@ def test_rows_of_columns(shape, layout, row):
 def test_rows_at_once(shape, dtype, rows):
     spec = TensorSpec(shape, dtype)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=False)
-    (found,) = {step.tiling.piece_rows for step in plan._program.steps if step.sums}
+    (found,) = {step.cut.piece_rows for step in plan._program.steps if step.sums}
     assert found == rows
 
 
@@ -414,7 +414,7 @@ def test_rows_that_compete_for_the_cache_are_normalised_image_by_image():
     def rows_at_once(shape, dtype):
         plan = ng.plan("batch_norm", input=TensorSpec(shape, dtype), training=True)
         (step,) = plan._program.steps
-        return step.tiling.piece_rows
+        return step.cut.piece_rows
 
     assert rows_at_once((16, 384, 28, 28), "float32") == 2
     assert rows_at_once((16, 64, 28, 28), "float32") == 16  # small enough for the caches
@@ -425,7 +425,7 @@ def test_rows_of_whole_lines_without_sums_are_written_in_the_order_of_memory():
     def rows_at_once(shape, operator, **tensors):
         spec = TensorSpec(shape, "float32")
         plan = ng.plan(operator, **dict.fromkeys(tensors, spec), training=False)
-        return {step.tiling.piece_rows for step in plan._program.steps if step.write}
+        return {step.cut.piece_rows for step in plan._program.steps if step.write}
 
     assert rows_at_once((8, 64, 16, 16), "batch_norm", input=1) == {1}
     assert rows_at_once((64, 63, 17, 17), "batch_norm", input=1) == {4}
@@ -497,7 +497,7 @@ def test_group_norm_s_columns_are_taken_at_once(shape, groups):
     case = make("group_norm", shape, layout="channels_last", num_groups=groups)
     plan = plan_of(case)
     assert plan.path == "columns prepare+sums+coefficients+parameters+apply outputs"
-    assert plan._program.steps[0].tiling.channel_block == shape[1]
+    assert plan._program.steps[0].cut.channel_block == shape[1]
     run(case)
     # Not where it takes more than a core's cache, nor where there is one sample.
     for large in ((4, 64, 200, 200), (1, 256, 32, 32)):
@@ -526,10 +526,10 @@ def test_banks_are_of_all_steps_that_read_the_tensors():
     for kind, shape, layout, dtype in itertools.product(kinds, shapes, layouts, dtypes):
         case = make(kind, shape, layout=layout, dtype=dtype, num_groups=2)
         program = plan_of(case)._program
-        if program.tiling is None or program.tiling.parts > 1:
+        if program.cut is None or program.cut.parts > 1:
             continue
         reading = [step for step in program.steps if step.sums or step.write or step.along]
-        sets = 1 if len(reading) > 1 else program.tiling.sets_per_task
+        sets = 1 if len(reading) > 1 else program.cut.sets_per_task
         assert program.template()[block.BANK_SETS] == sets
         compared.add(len(reading) > 1)
     assert compared == {False, True}

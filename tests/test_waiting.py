@@ -10,7 +10,7 @@ import pytest
 from support import make
 
 import normgrad as ng
-from normgrad.backends.cpu import block, drive, program, teams
+from normgrad.backends.cpu import block, drive, schedule, teams
 
 pytestmark = pytest.mark.cpu
 
@@ -60,7 +60,7 @@ def test_after_a_long_wait_the_calling_thread_works_alone(team, monkeypatch):
     x = np.random.default_rng(0).standard_normal((16, 16, 66, 66), dtype=np.float32)
     team[block.ALONE_UNTIL] = 0
     expected = ng.batch_norm_backward(x, x, training=True)
-    monkeypatch.setattr(program, "PATIENCE", -(1 << 40))
+    monkeypatch.setattr(schedule, "PATIENCE", -(1 << 40))
     y = np.ascontiguousarray(x[:, :, :65])
     ng.batch_norm_backward(y, y, training=True)
     until = team[block.ALONE_UNTIL]

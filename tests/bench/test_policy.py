@@ -10,14 +10,16 @@ pytest.importorskip("torch")
 
 import policy as script
 
-from normgrad.backends.cpu.policy import POLICY, Policy
+from normgrad.backends.cpu.policy import Policy
 from normgrad.bench.suite import Case, Operator
 
 
 def test_every_threshold_has_other_values():
     for field in dataclasses.fields(Policy):
         values = [value for value, _ in script.alternatives(field.name)]
-        assert len({*values, getattr(POLICY, field.name)}) == 1 + len(script.FACTORS)
+        chosen = getattr(script.CHOSEN, field.name)
+        count = 1 if isinstance(chosen, bool) else len(script.FACTORS)
+        assert len({*values, chosen}) == 1 + count
 
 
 @pytest.mark.cpu
@@ -26,6 +28,6 @@ def test_only_cases_whose_plans_differ_are_measured(monkeypatch):
     small, large = (Case(Operator.TRAIN, shape) for shape in ((2, 4, 8, 8), (4, 16, 32, 32)))
     monkeypatch.setattr(script, "cases", lambda: [small, large])
     found = script.measured("small", 2)
-    assert [*found] == [POLICY.small * factor for factor in script.FACTORS]
-    assert [*found[POLICY.small * 4]] == [large.id]  # not cut then
+    assert [*found] == [script.CHOSEN.small * factor for factor in script.FACTORS]
+    assert [*found[script.CHOSEN.small * 4]] == [large.id]  # not cut then
     assert all(ratio > 0 for ratios in found.values() for ratio in ratios.values())

@@ -82,7 +82,7 @@ def test_everything_is_every_kernel_a_program_can_name():
     # what moves tiles has one for ten pairs of dtypes; and there are the driver, three for threads,
     # tasks, those in tiles, and seven units of arithmetic.
     assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 2 * 3 + 10 + 1 + 3 + 2 + 7
-    of_cpus = named(typical.programs([*PLANNED], dtypes.FLOATS, typical.LAYOUTS))
+    of_cpus = named(typical.schedules([*PLANNED], dtypes.FLOATS, typical.LAYOUTS))
     assert of_cpus == set(names)
 
 
@@ -153,13 +153,13 @@ def test_typical_calls_stand_for_all_of_their_kind(seed):
     rng = random.Random(seed)
     name, dtype = rng.choice([*PLANNED]), rng.choice(dtypes.FLOATS)
     look = rng.choice(typical.LAYOUTS[:2]), dtype
-    kept = named(typical.programs([name], [dtype], look[:1]))
+    kept = named(typical.schedules([name], [dtype], look[:1]))
     for _ in range(5):
         samples, channels = rng.choice((1, 2, 7, 64)), rng.choice((16, 24, 64, 512, 8000))
         shape = samples, channels, rng.choice((1, 2, 9, 20, 49, 100, 784, 3000, 50_000))
         choices = rng.choice([*typical._choices(name)])
-        program = typical._program(PLANNED[name], choices, shape, look, look, rng.random() < 0.5)
-        assert named([program]) <= kept, (name, look, shape, choices)
+        schedule = typical._schedule(PLANNED[name], choices, shape, look, look, rng.random() < 0.5)
+        assert named([schedule]) <= kept, (name, look, shape, choices)
 
 
 # Processes

@@ -18,7 +18,7 @@ from .. import devices, memory
 from ..loading import loading
 from ..machine import this_machine
 from ..settings import SettingError
-from .cpu import program as cpu
+from .cpu import schedule as cpu
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -54,13 +54,13 @@ def _runtime() -> ModuleType:
 class _Cpu:
     alignment = cpu.ALIGNMENT
 
-    def build(self, problem: Problem) -> cpu.Program:
+    def build(self, problem: Problem) -> cpu.Schedule:
         return cpu.build(problem, this_machine())
 
-    def computes(self, program: cpu.Program) -> bool:
+    def computes(self, program: cpu.Schedule) -> bool:
         return bool(program.steps)
 
-    def runner(self, program: cpu.Program) -> cpu_runtime.Runner:
+    def runner(self, program: cpu.Schedule) -> cpu_runtime.Runner:
         runner: cpu_runtime.Runner = _runtime().Runner(program)
         return runner
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import views
-from ..backends.cpu.program import Program, build
+from ..backends.cpu.schedule import Schedule, build
 from ..contract import Kind, Operator, check, shapes_of
 from ..dtypes import DType
 from ..layout import contiguous_strides
@@ -29,10 +29,10 @@ _MASKS = ((True, True, True), (False, True, True), (True, False, False))
 _Format = tuple[str, DType]
 
 
-def programs(
+def schedules(
     operators: Sequence[str], dtypes: Sequence[DType], layouts: Sequence[str]
-) -> Iterator[Program]:
-    """Programs that together need every kernel which calls of these operators may need.
+) -> Iterator[Schedule]:
+    """Schedules that together need every kernel which calls of these operators may need.
 
     The layouts are some of LAYOUTS, of which mixed stands for tensors of several layouts or dtypes.
     """
@@ -43,7 +43,7 @@ def programs(
     for name in operators:
         calls = itertools.product(_choices(name), _SHAPES, pairs, (True, False))
         for choices, shape, (one, other), optional in calls:
-            yield _program(PLANNED[name], choices, shape, one, other, optional)
+            yield _schedule(PLANNED[name], choices, shape, one, other, optional)
 
 
 def _choices(name: str) -> Iterator[dict[str, Any]]:
@@ -66,15 +66,15 @@ def _data(shape: tuple[int, ...], format: _Format) -> TensorSpec:
     return TensorSpec(shape, dtype, (outer, channel, position))
 
 
-def _program(
+def _schedule(
     operator: Operator,
     choices: Mapping[str, Any],
     shape: tuple[int, ...],
     one: _Format,
     other: _Format,
     optional: bool,
-) -> Program:
-    """A program for data of one format, except that the first tensor has a format of its own.
+) -> Schedule:
+    """A schedule for data of one format, except that the first tensor has a format of its own.
 
     The first is grad_out, or a forward pass's input; ``optional`` is whether optional tensors are
     given.

@@ -55,8 +55,8 @@ def warmup(
     units = every()
     if operator or dtype or layout:
         kinds = [dtypes.BY_NAME[name] for name in dtype or _DTYPES]
-        programs = typical.programs(operator or tuple(PLANNED), kinds, layout or typical.LAYOUTS)
-        wanted = {unit for program in programs for unit in needed(program)}
+        schedules = typical.schedules(operator or tuple(PLANNED), kinds, layout or typical.LAYOUTS)
+        wanted = {unit for each in schedules for unit in needed(each)}
         units = [unit for unit in units if unit in wanted]
     start = time.perf_counter()
     found = store.find(units)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
-from .access import FETCHED, ROWS, SHORT, SPAN
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
 from .columns import BUFFER, gather_sums, prefetch_ahead, start_sums
 from .conversions import HalfStorage
@@ -44,6 +43,7 @@ from .lanes import (
     sums_of_eight,
     zero_lanes,
 )
+from .layout import FETCHED, ROWS, SHORT, SPAN
 from .parts import load_part, over_row, store_part
 from .rows import KEPT, keep_short_row, streams_lines, sums_of, sums_of_rows, three
 from .sums import fold_lanes, total_of

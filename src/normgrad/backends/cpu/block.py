@@ -107,7 +107,7 @@ OWN_PARAMETERS = _block()
 COLUMNS, MOVED, DY_IN_DX = _block.each(3)
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
-# the most threads with which it is); what is prefetched while rows are summed (access.py), and
+# the most threads with which it is); what is prefetched while rows are summed (schedule.py), and
 # whether what the next task sums is, while dx is written.
 REPEAT, STREAM, AHEAD, NEXT = _block.each(4)
 # The most milliseconds that a step of several threads takes where no thread waits for a core.

@@ -9,7 +9,6 @@ elements of each channel are added up.
 from __future__ import annotations
 
 from . import block as B
-from .access import PAGE, SPAN
 from .elements import added, coefficients_used, fetched, further, prefetch_inputs, written
 from .helpers import helper, passed
 from .intrinsics import (
@@ -27,6 +26,7 @@ from .intrinsics import (
     store,
 )
 from .lanes import LANES, as_loaded, in_sequence, load_lanes, put_lanes, splat_like, zero_lanes
+from .layout import PAGE, SPAN
 from .parts import load_part, over_row, store_part
 from .rows import CHAIN, streams_lines, sums_of, three, to_next_task
 from .sums import add_columns, add_terms, clear_lanes, fold_lanes

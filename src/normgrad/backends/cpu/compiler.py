@@ -28,10 +28,10 @@ from . import (
     units,
     walk,
 )
-from .access import ALONG
 from .elements import Operation
 from .helpers import OPTIONS, UNIT_COMPILER
 from .intrinsics import INT_POINTER, POINTERS
+from .layout import ALONG
 from .steps import EXACT
 
 #: The kernels' functions, by access pattern and operation.

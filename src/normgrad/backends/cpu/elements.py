@@ -10,10 +10,10 @@ from __future__ import annotations
 from numba import types
 from numba.core.extending import models, register_model
 
-from .access import ALONG
 from .helpers import by_types, helper
 from .intrinsics import inlined, shift
 from .lanes import as_loaded, prefetch_lanes, product, zero_lanes
+from .layout import ALONG
 from .parts import load_part, merge_part, store_part, store_part_by_words
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

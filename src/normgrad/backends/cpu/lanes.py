@@ -22,7 +22,7 @@ from numba.core.extending import models, register_model
 from numba.core.imputils import lower_builtin
 
 from ...memory import LINE
-from . import access
+from . import layout
 from .conversions import F32, F64, I16, I32, I64, bfloat16, narrow, size_of, value_type, widen
 from .helpers import Emitter, instruction, typed
 from .intrinsics import real_type
@@ -30,7 +30,7 @@ from .target import rounds_to_bfloat16
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-LANES = access.LANES
+LANES = layout.LANES
 HALF = LANES // 2
 #: The number of vectors whose lanes are added up together.
 EIGHT = 8

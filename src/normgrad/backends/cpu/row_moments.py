@@ -8,7 +8,6 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
-from .access import FETCHED
 from .conversions import HalfStorage
 from .helpers import by_types, helper
 from .intrinsics import (
@@ -36,6 +35,7 @@ from .lanes import (
     sum_of_lanes,
     zero_lanes,
 )
+from .layout import FETCHED
 from .moments import (
     add_end,
     add_part,

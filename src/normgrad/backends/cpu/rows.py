@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ...memory import LINE
 from . import block as B
-from .access import FETCHED
 from .elements import added, further, prefetch_inputs
 from .helpers import by_types, helper
 from .intrinsics import (
@@ -25,6 +24,7 @@ from .intrinsics import (
     smaller,
 )
 from .lanes import EIGHT, LANES, put_lanes, splat_like, zero_lanes
+from .layout import FETCHED
 from .sums import (
     LOTS,
     add_chains,

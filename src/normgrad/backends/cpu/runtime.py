@@ -14,7 +14,7 @@ from ...described import Described
 from ...problem import PLACES
 from . import block as B
 from . import store, teams, units
-from .program import Program
+from .schedule import Schedule
 from .teams import ALONE, Team
 
 #: The type of the driver, ``drive.drive``; the GIL is released while it runs.
@@ -35,18 +35,18 @@ class Runner:
         parallel: whether the program wants a team of threads.
     """
 
-    def __init__(self, program: Program) -> None:
-        addresses = store.addresses(units.needed(program))
+    def __init__(self, schedule: Schedule) -> None:
+        addresses = store.addresses(units.needed(schedule))
         self.driver = addresses[units.DRIVER]
-        self.template = program.template()
-        for field, unit in units.of_program(program).items():
+        self.template = schedule.template()
+        for field, unit in units.of_schedule(schedule).items():
             self.template[field] = addresses[unit]
         self.template[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.key()
-        self.steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
-        for fields, step in zip(self.steps, program.steps, strict=True):
+        self.steps = np.zeros((len(schedule.steps), B.STEP_FIELDS), np.int64)
+        for fields, step in zip(self.steps, schedule.steps, strict=True):
             for field, value in step.fields().items():
                 fields[field] = value
-            for field, unit in units.of_step(program, step).items():
+            for field, unit in units.of_step(schedule, step).items():
                 fields[field] = addresses[unit]
         self.parallel = bool(self.steps[:, B.THREADS].any())
         self.program = np.zeros(B.PROGRAM_FIELDS, np.int64)

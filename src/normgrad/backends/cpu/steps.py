@@ -1,4 +1,4 @@
-"""A program's steps and their order. tiling.py says how their work is cut into tasks."""
+"""A schedule's steps and their order. cuts.py says how their work is divided into tasks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from typing import NamedTuple
 from ... import dtypes
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, Access
-from .tiling import (
-    Tiling,
-    in_one_task,
-    of_columns,
-    over_channels,
-    sums_apart,
-    walks_forward,
-    walks_once,
-)
+from .cuts import Cut, in_one_task, of_columns, over_channels, sums_apart, walks_forward, walks_once
+from .layout import ALONG, Layout
 
 #: The operation for moments in float64: for gradients, which use them unrounded, and for float32
 #: and float64 data. So the computed mean is the nearest float32, from which every element's
@@ -28,17 +20,17 @@ _WORDS = {flag: name[3:].lower() for name, flag in vars(B).items() if name.start
 
 
 class Step(NamedTuple):
-    """One step of a program: a tiling of the tensors or channels, and what is done to each tile.
+    """One step of a schedule: a cut of the tensors or channels, and what each task does.
 
     Attributes:
-        tiling: how the tensors or channels are cut.
+        cut: how the tensors or channels are divided into tasks.
         before, after, last: the arithmetic before and after the sums, and after all sets, as flags.
         sums, write: the operations of the kernels that sum and write, or None.
         along: the operation, or None, that sums the gradients of parameters along the rows; it may
             write dx too.
     """
 
-    tiling: Tiling
+    cut: Cut
     before: int = 0
     sums: str | None = None
     after: int = 0
@@ -59,18 +51,18 @@ class Step(NamedTuple):
 
     def fields(self) -> dict[int, int]:
         """The values of a step's fields (see block.py), without the units' addresses."""
-        tiling = self.tiling
+        cut = self.cut
         return {
-            B.TASKS: tiling.tasks,
-            B.SETS_PER_TASK: tiling.sets_per_task,
-            B.ALL_CHANNELS: tiling.all_channels,
-            B.CHANNEL_BLOCK: tiling.channel_block,
-            B.PARTS: tiling.parts,
-            B.PART_SIZE: tiling.part_size,
-            B.AT_ONCE: tiling.at_once,
-            B.PIECE_CHANNELS: tiling.piece_channels,
-            B.PIECE_ROWS: tiling.piece_rows,
-            B.THREADS: tiling.parallel and tiling.tasks > 1,
+            B.TASKS: cut.tasks,
+            B.SETS_PER_TASK: cut.sets_per_task,
+            B.ALL_CHANNELS: cut.all_channels,
+            B.CHANNEL_BLOCK: cut.channel_block,
+            B.PARTS: cut.parts,
+            B.PART_SIZE: cut.part_size,
+            B.AT_ONCE: cut.at_once,
+            B.PIECE_CHANNELS: cut.piece_channels,
+            B.PIECE_ROWS: cut.piece_rows,
+            B.THREADS: cut.parallel and cut.tasks > 1,
             B.BEFORE: self.before,
             B.AFTER: self.after,
             B.LAST: self.last,
@@ -92,13 +84,13 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors and over channels.
+    """The cuts of a problem's steps: over tensors and over channels.
 
     ``copies`` is the number of values for each channel, one for each part or set.
     """
 
-    tiles: Tiling
-    channels: Tiling
+    tensors: Cut
+    channels: Cut
     copies: int
 
 
@@ -108,17 +100,17 @@ def _apart(
     """The steps of a pass over tensors whose sums come in parts: sums, combination, writing."""
     steps = [Step(over.channels, before)] if before else []
     if sums:
-        steps.append(Step(over.tiles, sums=sums))
+        steps.append(Step(over.tensors, sums=sums))
         steps.append(Step(over.channels, B.DO_COMBINE | after, last=last))
-    return [*steps, Step(over.tiles, write=write)] if write else steps
+    return [*steps, Step(over.tensors, write=write)] if write else steps
 
 
 def _pass(
     over: _Over, before: int, sums: str | None, after: int, write: str | None = None
 ) -> list[Step]:
-    """The steps of a pass over tensors; it is one step if a tile has all of its positions."""
-    if over.tiles.parts == 1:
-        return [Step(over.tiles, before, sums, after, write)]
+    """The steps of a pass over tensors; it is one step if a task has all of its positions."""
+    if over.tensors.parts == 1:
+        return [Step(over.tensors, before, sums, after, write)]
     return _apart(over, before, sums, after, write)
 
 
@@ -132,18 +124,18 @@ def _rounds(problem: Problem, last: int) -> list[int]:
     return [B.DO_MEAN, last] if twice else [last]
 
 
-def _forward(access: Access, over: _Over) -> list[Step]:
+def _forward(layout: Layout, over: _Over) -> list[Step]:
     """The steps of a forward pass, or of statistics alone."""
-    problem = access.problem
-    write = None if problem.result is None else "normalise" + ALONG * access.along
+    problem = layout.problem
+    write = None if problem.result is None else "normalise" + ALONG * layout.along
     coefficients = B.DO_COEFFICIENTS if write else 0
-    steps = [Step(in_one_task(), last=B.DO_WEIGHTS)] if access.along and write else []
+    steps = [Step(in_one_task(), last=B.DO_WEIGHTS)] if layout.along and write else []
     before = B.DO_PREPARE
     if not problem.missing_invstd:
         return steps + _pass(over, before | coefficients, None, 0, write)
-    if walks_forward(access):
-        return [*steps, Step(over.tiles, sums="forward" + ALONG, after=B.DO_STATISTICS)]
-    moments = "moments" if access.dtype.is_half else EXACT
+    if walks_forward(layout):
+        return [*steps, Step(over.tensors, sums="forward" + ALONG, after=B.DO_STATISTICS)]
+    moments = "moments" if layout.dtype.is_half else EXACT
     *rounds, last = _rounds(problem, B.DO_STATISTICS | coefficients)
     for finish in rounds:
         steps += _pass(over, before, moments, finish)
@@ -151,9 +143,9 @@ def _forward(access: Access, over: _Over) -> list[Step]:
     return steps + _pass(over, before, moments, last, write)
 
 
-def _backward(access: Access, over: _Over) -> list[Step]:
+def _backward(layout: Layout, over: _Over) -> list[Step]:
     """The steps of gradients."""
-    problem, along = access.problem, access.along
+    problem, along = layout.problem, layout.along
     needs_sums = problem.result_needs_sums if along else problem.needs_sums
     sums = "sums" + ALONG * along if needs_sums else None
     write = None
@@ -184,37 +176,40 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         before |= coefficients
         if sums and write:
             sums, write = "evaluate", None
-    if over.tiles.parts > 1:
+    if over.tensors.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    one = access.together == 1 and (access.sets.size == 1 or over.tiles.tasks == 1)
+    one = layout.together == 1 and (layout.sets.size == 1 or over.tensors.tasks == 1)
     last = outputs if one and not along else 0
-    if access.sets.size == 1:
+    if layout.sets.size == 1:
         after, last = after | last, 0
-    step = Step(over.tiles, before, sums, after, write, last=last)
-    if walks_once(access):
-        step = Step(over.tiles, before, write=write, along="gradients" + ALONG)
+    step = Step(over.tensors, before, sums, after, write, last=last)
+    if walks_once(layout):
+        step = Step(over.tensors, before, write=write, along="gradients" + ALONG)
     elif along and outputs:
-        if sums_apart(access):
+        if sums_apart(layout):
             # The sums come first, since dx may overwrite what is summed.
             steps += [Step(over.channels, before & B.DO_PREPARE)]
-            summed = Step(of_columns(access, over.tiles), along="parameters" + ALONG)
+            summed = Step(of_columns(layout, over.tensors), along="parameters" + ALONG)
             steps += [summed] if write else []
             step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
         else:
             step = step._replace(along="parameters" + ALONG)
     steps.append(step)
     if outputs and not (last or after & outputs):
-        parameters = over_channels(access.parameters, over.copies, per_group=problem.per_group)
+        parameters = over_channels(
+            layout, layout.parameters, over.copies, per_group=problem.per_group
+        )
         steps.append(Step(parameters, last=outputs))
     return steps
 
 
-def _without_tensors(problem: Problem) -> tuple[Step, ...]:
+def _without_tensors(layout: Layout) -> tuple[Step, ...]:
     """The step that combines the ranks' statistics; or those for no elements, whose sums are 0."""
+    problem = layout.problem
     if problem.gathers and not problem.is_empty:
         ranks = problem.counts.elements if problem.counts else 1
-        return (Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER),)
+        return (Step(over_channels(layout, problem.channel.size, ranks), last=B.DO_GATHER),)
     channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
@@ -223,14 +218,15 @@ def _without_tensors(problem: Problem) -> tuple[Step, ...]:
     return (Step(in_one_task(channels), last=B.DO_OUTPUTS),)
 
 
-def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
+def steps_of(layout: Layout, cut: Cut | None) -> tuple[Step, ...]:
     """A problem's steps, which run one after the other, the tasks of each in any order.
 
-    ``tiles`` is the tiling of its passes over tensors, if it has any.
+    ``cut`` is that of its passes over tensors, if it has any.
     """
-    if tiles is None:
-        return _without_tensors(access.problem)
-    channels, sets, problem = access.channel.size, access.sets.size, access.problem
-    copies = max(tiles.parts, sets, tiles.blocks)
-    over = _Over(tiles, over_channels(channels, copies, sets, problem.per_group), copies)
-    return tuple(_forward(access, over) if problem.forward else _backward(access, over))
+    if cut is None:
+        return _without_tensors(layout)
+    channels, sets, problem = layout.channel.size, layout.sets.size, layout.problem
+    copies = max(cut.parts, sets, cut.blocks)
+    of_channels = over_channels(layout, channels, copies, sets, problem.per_group)
+    over = _Over(cut, of_channels, copies)
+    return tuple(_forward(layout, over) if problem.forward else _backward(layout, over))

@@ -12,7 +12,6 @@ from typing import Any
 
 from numba import types
 
-from .access import SHORT
 from .elements import further
 from .helpers import by_types, helper
 from .intrinsics import double_buffer, fma, get, load, put, shift, smaller, two_sum
@@ -33,6 +32,7 @@ from .lanes import (
     sum_of_lanes,
     sums_of_eight,
 )
+from .layout import SHORT
 from .pairs import add_pair, get_pair
 from .parts import load_some, merge_part, store_part
 

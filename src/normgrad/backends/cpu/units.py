@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from ... import dtypes
 from . import block as B
-from .access import ALONG
-from .program import Program
+from .layout import ALONG
+from .schedule import Schedule
 from .steps import EXACT, Step
 
 #: The driver, which runs a program's steps.
@@ -93,20 +93,20 @@ def every() -> list[str]:
     ]
 
 
-def of_program(program: Program) -> dict[int, str]:
+def of_schedule(schedule: Schedule) -> dict[int, str]:
     """The units that all steps of a program share, by the block's fields for their addresses."""
-    access = program.access
+    layout = schedule.layout
     found = {
-        B.MOVERS + tensor: mover(dtype.code, access.dtype.code)
-        for tensor, (dtype, moved) in enumerate(zip(access.data, access.moved, strict=True))
+        B.MOVERS + tensor: mover(dtype.code, layout.dtype.code)
+        for tensor, (dtype, moved) in enumerate(zip(layout.data, layout.moved, strict=True))
         if moved
     }
     return {**found, B.IN_TILES: TASKS_IN_TILES} if found else {}
 
 
-def of_step(program: Program, step: Step) -> dict[int, str]:
+def of_step(schedule: Schedule, step: Step) -> dict[int, str]:
     """The units of a step, by the step's fields for their addresses."""
-    access = program.access
+    layout = schedule.layout
     found = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
     for field, operation in (
         (B.SUMS_KERNEL, step.sums),
@@ -114,17 +114,17 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
         (B.PARAMETER_KERNEL, step.along),
     ):
         if operation:
-            found[field] = kernel(access.pattern, operation, access.dtype.code)
+            found[field] = kernel(layout.pattern, operation, layout.dtype.code)
     if (step.before | step.after) & B.DO_COEFFICIENTS:
-        found[B.COEFFICIENTS] = arithmetic(program.coefficients)
+        found[B.COEFFICIENTS] = arithmetic(schedule.coefficients)
     return found
 
 
-def needed(program: Program) -> list[str]:
+def needed(schedule: Schedule) -> list[str]:
     """All units that a program may need, whichever threads it runs on."""
-    units = [DRIVER, *of_program(program).values()]
-    for step in program.steps:
-        units += of_step(program, step).values()
-    if any(step.fields()[B.THREADS] for step in program.steps):
+    units = [DRIVER, *of_schedule(schedule).values()]
+    for step in schedule.steps:
+        units += of_step(schedule, step).values()
+    if any(step.fields()[B.THREADS] for step in schedule.steps):
         units += [OPENMP, START, SERVE]
     return units

@@ -10,8 +10,8 @@ from __future__ import annotations
 from numba import types
 
 from ...dtypes import float32, float64
-from . import access
 from . import block as B
+from . import layout
 from .helpers import helper
 from .intrinsics import (
     INT_POINTER,
@@ -33,7 +33,7 @@ from .intrinsics import (
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
 #: The sides of a tile that tensors are copied to; each fills some cache lines. A tile has 64 KiB in
 #: float64.
-TILE_POSITIONS, TILE_CHANNELS = 128, access.TILE_CHANNELS
+TILE_POSITIONS, TILE_CHANNELS = 128, layout.TILE_CHANNELS
 TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
 #: Sizes of arrays on the stack, which have to be the module's own.
 JOB_FIELDS = B.JOB_FIELDS

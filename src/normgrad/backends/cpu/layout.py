@@ -1,4 +1,4 @@
-"""Access patterns: how tensors are read, and which of them are copied to tiles first."""
+"""The layout of a problem: which axis kernels read along, and which tensors are copied to tiles."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from ...dtypes import DType
 from ...layout import Axis, ceil_div, rounded_up
-from ...machine import Machine
-from ...memory import LINE
 from ...problem import STATISTICS, Problem
-from . import policy
+from .policy import Policy
 
 #: The most elements in a row of columns: their sums and coefficients still almost fit the L1 cache.
 SPAN = 2048
@@ -27,8 +25,6 @@ LANES = 32
 SHORT = 256
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
-#: More threads than any machine has.
-MOST_THREADS = 1 << 30
 
 #: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
@@ -37,11 +33,11 @@ ALONG = " along"
 _NO_AXIS = Axis(1, (0, 0, 0))
 
 
-class Access(NamedTuple):
-    """How tensors are read.
+class Layout(NamedTuple):
+    """How the tensors of a problem are read.
 
     Attributes:
-        problem: the problem.
+        problem, policy: the problem, and the policy for the machine.
         sets, outer, channel: the problem's axes as this pattern arranges them: the sets and the
             channels of samples that are processed as one, and the outer axes but that of rows.
         dtype: the dtype of the tensors or tiles that kernels read.
@@ -58,6 +54,7 @@ class Access(NamedTuple):
     """
 
     problem: Problem
+    policy: Policy
     sets: Axis
     outer: tuple[Axis, ...]
     channel: Axis
@@ -117,7 +114,7 @@ class Access(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """The name of the access pattern, which selects the kernels."""
+        """The name of the pattern, which selects the kernels."""
         return "columns" if self.columns else "rows"
 
 
@@ -158,12 +155,12 @@ def held_at_once(step: int) -> int:
     return WAYS * (PAGE // gcd(PAGE, step))
 
 
-def _repeated(channels: int, most: int, itemsize: int) -> int:
+def _repeated(policy: Policy, channels: int, most: int, itemsize: int) -> int:
     """The positions in a row of columns: the most that fit, or fewer if more rows then fit the L1.
 
     ``most`` is the largest number that is allowed.
     """
-    fit = _aligned(channels, most, max(channels, policy.POLICY.repeated // itemsize))
+    fit = _aligned(channels, most, max(channels, policy.repeated // itemsize))
     step = LANES // gcd(channels, LANES)
     fewer = range(fit, max(0, fit - 4 * step), -step)
     # About so many lines of dy, x and dx, and those that are prefetched, are in use at once.
@@ -196,7 +193,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
     )
 
 
-def _samples_together(problem: Problem) -> int:
+def _samples_together(problem: Problem, policy: Policy) -> int:
     """How many samples of group norm are processed as one, if their channels are adjacent.
 
     The per-channel work on one sample has a fixed cost, which samples processed as one share.
@@ -213,8 +210,7 @@ def _samples_together(problem: Problem) -> int:
     ]
     if apart or sets.strides != tuple([size * step for step in channel.strides]):
         return 1
-    chosen = policy.POLICY
-    most = min(sets.size, chosen.small // (size * problem.positions), 2 * chosen.rows // size)
+    most = min(sets.size, policy.small // (size * problem.positions), 2 * policy.rows // size)
     count = max(1, most)
     while sets.size % count:
         count -= 1
@@ -226,28 +222,27 @@ def waits(problem: Problem) -> bool:
     return problem.result_needs_sums or problem.missing_mean
 
 
-def _least_row(problem: Problem) -> int:
+def _least_row(problem: Problem, policy: Policy) -> int:
     """The length from which adjacent channels are read as rows rather than columns."""
-    chosen = policy.POLICY
-    if waits(problem) and bytes_of(problem, problem.positions) >= chosen.far_apart:
-        return chosen.far_run
+    if waits(problem) and bytes_of(problem, problem.positions) >= policy.far_apart:
+        return policy.far_run
     if not problem.missing_mean:
-        return chosen.column_run
+        return policy.column_run
     rows = problem.outer[-1]
     fits = held_at_once(problem.input.itemsize * rows.strides[1]) >= rows.size
     halves = fits and problem.input.is_half and problem.forward
-    return chosen.half_moments_run if halves else chosen.moments_run
+    return policy.moments_run // (2 if halves else 1)
 
 
-def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
+def _in_rows(problem: Problem, policy: Policy, dtype: DType, moved: tuple[bool, ...]) -> Layout:
     """Split the inner axis into rows: one for each outer index, or several if it is long."""
-    together = 1 if any(moved) else _samples_together(problem)
+    together = 1 if any(moved) else _samples_together(problem, policy)
     sets, outer, channel, inner = problem.sets, problem.outer, problem.channel, problem.inner
     if together > 1:
         sets = Axis(sets.size // together, tuple([together * step for step in sets.strides]))
         channel = Axis(together * channel.size, channel.strides)
     run, last_run, rows = inner.size, inner.size, _NO_AXIS
-    longest = policy.POLICY.longest_row
+    longest = max(policy.part, 2 * LANES)
     if inner.size > longest:
         run = rounded_up(ceil_div(inner.size, ceil_div(inner.size, longest)), 2 * LANES)
         count = ceil_div(inner.size, run)
@@ -255,18 +250,19 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
         rows = Axis(count, tuple(run * stride for stride in inner.strides))
     elif outer:
         rows, outer = outer[-1], outer[:-1]
-    return Access(
-        problem, sets, outer, channel, dtype, False, rows, run, last_run, inner.strides,
+    return Layout(
+        problem, policy, sets, outer, channel, dtype, False, rows, run, last_run, inner.strides,
         together=together, moved=moved,
     )  # fmt: skip
 
 
-def access_of(problem: Problem) -> Access:
-    """Choose the access pattern that copies the fewest tensors to tiles."""
+def layout_of(problem: Problem, policy: Policy) -> Layout:
+    """Choose the layout that copies the fewest tensors to tiles."""
     sets, outer, channel = problem.sets, problem.outer, problem.channel
     if problem.is_empty or problem.gathers:
         run = problem.inner.size if problem.by_row else 1
-        return Access(problem, sets, outer, channel, problem.arithmetic, False, _NO_AXIS, run, 0)
+        dtype = problem.arithmetic
+        return Layout(problem, policy, sets, outer, channel, dtype, False, _NO_AXIS, run, 0)
     along = problem.by_row
     if problem.per_group > 1 and problem.positions == 1:
         problem, along = _rows_as_groups(problem), True
@@ -296,18 +292,19 @@ def access_of(problem: Problem) -> Access:
     # A row that is a statistics group is never cut, however long it is.
     if along:
         run, steps = inner.size, inner.strides
-        return Access(
-            problem, sets, outer, channel, dtype, False, _NO_AXIS, run, run, steps, True,
+        return Layout(
+            problem, policy, sets, outer, channel, dtype, False, _NO_AXIS, run, run, steps, True,
             moved=by_rows,
         )  # fmt: skip
 
     # Short adjacent channels together form one row of columns for each outer index.
-    short = len(outer) > 0 and inner.size < _least_row(problem)
+    short = len(outer) > 0 and inner.size < _least_row(problem, policy)
     if short and not any(by_rows) and all_strides(channel, inner.size):
         run, chunk = inner.size, _aligned(inner.size, channel.size)
-        return Access(
-            problem, sets, outer[:-1], channel, dtype, True, outer[-1], run, run, chunk=chunk
-        )
+        return Layout(
+            problem, policy, sets, outer[:-1], channel, dtype, True, outer[-1], run, run,
+            chunk=chunk,
+        )  # fmt: skip
 
     # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many
     # and rows would not fill the lanes.
@@ -316,85 +313,20 @@ def access_of(problem: Problem) -> Access:
         repeat, chunk = 1, min(channel.size, SPAN)
         # Adjacent positions together form one row, as long as enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
-            most = max(ceil_div(LANES, channel.size), problem.positions // policy.POLICY.rows)
-            repeat = _repeated(channel.size, min(inner.size, most), dtype.itemsize)
-        return Access(
-            problem, sets, outer, channel, dtype, True, inner, 1, 1,
+            most = max(ceil_div(LANES, channel.size), problem.positions // policy.rows)
+            repeat = _repeated(policy, channel.size, min(inner.size, most), dtype.itemsize)
+        return Layout(
+            problem, policy, sets, outer, channel, dtype, True, inner, 1, 1,
             repeat=repeat, chunk=chunk, moved=by_columns,
         )  # fmt: skip
 
-    return _in_rows(problem, dtype, by_rows)
+    return _in_rows(problem, policy, dtype, by_rows)
 
 
-def keeps_copy(access: Access) -> bool:
+def keeps_copy(layout: Layout) -> bool:
     """Whether dy's copy, for the sums, is in the memory of dx, where dx's own step finds it.
 
     So dy is copied once rather than twice. A call whose dx is x's memory has no such place.
     """
-    needs_sums = access.problem.result_needs_sums and not access.along
-    return needs_sums and access.moved == (True, False, False)
-
-
-def streams(access: Access, channels: int, machine: Machine) -> int:
-    """The largest number of threads with which dx is written with non-temporal stores.
-
-    ``channels`` is how many channels a task writes together: if their rows are adjacent in memory,
-    only the first and last of them end in partial cache lines.
-
-    Such stores bypass the caches. An ordinary store reads its cache line first, which costs most
-    where the L3 is a large server's: there non-temporal stores are used as soon as the data exceed
-    the threads' L2 caches. An L3 that belongs to these cores alone keeps dx for the next reader, so
-    there they are used if what is read would not fit, and by one thread from half of it on: they
-    are as slow as memory is, however many threads there are. They are never used for rows of a dx
-    that is read next and fits the caches; for columns, channels-last models gained nothing from
-    such a rule.
-    """
-    problem = access.problem
-    if problem.result is None:
-        return 0
-    elements = problem.elements
-    held = elements * problem.result.itemsize <= machine.cache
-    if problem.read_next and held and not access.columns:
-        return 0
-    row = access.run * problem.result.itemsize
-    adjacent = access.has_adjacent_channels
-    if access.along:  # rows of whole lines, each of which is a channel
-        adjacent = row % LINE == 0 and access.channel.strides[2] == access.run
-    if adjacent:
-        row *= channels
-    if not access.columns and row < policy.POLICY.streamed_row * (2 if row % LINE else 1):
-        return 0
-    if machine.shares_l3:
-        most, all_threads = (access.bytes - 1) // machine.l2, machine.cores
-    else:
-        most, all_threads = 2 * elements * read_bytes(problem) // machine.cache, 2
-    return MOST_THREADS if most >= all_threads else most
-
-
-def fetches_ahead(access: Access, machine: Machine) -> int:
-    """What loops prefetch: 0, nothing; 1, the next rows; 2, also the rows, some elements ahead.
-
-    The processor's own prefetcher misses the next rows, and stops at the end of each page. For
-    rows, the next row is the channel's row in the next image. For columns, several places in memory
-    are read in turn. Rows of columns that hold short channels lie in different images, too far
-    apart, and are not prefetched.
-    """
-    from_rows = policy.POLICY.fetched * machine.cache
-    if access.columns:
-        return int(access.bytes > 4 * from_rows and access.run == 1)
-    if access.bytes <= from_rows:
-        return 0
-    return 1 + (access.elements * read_bytes(access.problem) > 8 * from_rows)
-
-
-def fetches_next(access: Access, machine: Machine) -> bool:
-    """Whether a task prefetches what the next task sums, while it writes dx.
-
-    Writing waits for memory, so such reads cost nothing; only batch norm's gradients gain. Group
-    norm's tasks follow each other in memory, where the processor prefetches by itself, and moments
-    take longer than memory. Beside a large server's L3, which is far away, writing took longer.
-    """
-    gradients = access.problem.result_needs_sums and access.sets.size == 1
-    apart = not access.columns or access.run > 1
-    large = access.bytes > policy.POLICY.fetched * machine.cache
-    return gradients and apart and large and not machine.shares_l3
+    needs_sums = layout.problem.result_needs_sums and not layout.along
+    return needs_sums and layout.moved == (True, False, False)

@@ -1,0 +1,329 @@
+"""The cuts of a schedule's steps: how their work is divided into tasks and pieces.
+
+How a channel's sums are cut into parts depends on the shape alone, never on the number of threads:
+the cut decides the order of additions, and so the last bit of the result.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import NamedTuple
+
+from ... import dtypes
+from ...layout import ceil_div, rounded_up
+from ...memory import LINE
+from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, held_at_once, read_bytes, waits
+
+#: How many times as long an element takes in float64, and one that is copied to tiles first.
+COST_OF_DOUBLE, COST_OF_TILES = 2, 4
+
+
+class Cut(NamedTuple):
+    """How work is cut into tasks, and a task into the pieces that a kernel takes.
+
+    Attributes:
+        sets: the number of sets.
+        sets_per_task, all_channels, channel_block, at_once, parts, part_size, piece_channels,
+            piece_rows: see the fields of a step in block.py.
+        parallel: whether several threads save time.
+    """
+
+    sets: int
+    sets_per_task: int
+    all_channels: int
+    channel_block: int
+    at_once: int
+    parts: int = 1
+    part_size: int = 1
+    piece_channels: int = 1
+    piece_rows: int = 1
+    parallel: bool = True
+
+    @property
+    def turns(self) -> int:
+        """The number of tasks along the sets."""
+        return ceil_div(self.sets, self.sets_per_task) if self.sets_per_task else 1
+
+    @property
+    def blocks(self) -> int:
+        """The number of tasks along the channels."""
+        return ceil_div(self.all_channels, self.channel_block)
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return self.turns * self.blocks * self.parts
+
+
+def cut_of(layout: Layout) -> Cut | None:
+    """Choose how a problem's tensors are cut into tasks; None if they are not read."""
+    problem = layout.problem
+    wanted = problem.result is not None or problem.wants_parameters
+    if problem.is_empty or problem.gathers or not wanted:
+        return None
+    sets, channels, positions = layout.sets.size, layout.channel.size, layout.positions
+    whole = Cut(
+        sets=sets,
+        sets_per_task=sets,
+        all_channels=channels,
+        channel_block=channels,
+        at_once=channels,
+        part_size=positions,
+        piece_channels=min(layout.chunk, channels) if layout.columns else channels,
+        piece_rows=_rows_of_piece(layout),
+        parallel=cost_of(layout) >= layout.policy.shared,
+    )
+    if layout.along:
+        return _of_groups(layout, whole)
+    if is_small(layout):
+        return whole
+    if layout.columns and layout.run == 1 and not _have_few_rows(layout):
+        return _of_samples(layout, whole) or _of_positions(layout, whole)
+    return _of_channels(layout, whole)
+
+
+def is_small(layout: Layout) -> bool:
+    """Whether the tensors are too small to be cut into tasks."""
+    return layout.elements < layout.policy.small
+
+
+def cost_of(layout: Layout) -> int:
+    """About how long all elements take, in elements of float32 that are read in place."""
+    cost = COST_OF_DOUBLE if layout.problem.arithmetic is dtypes.float64 else 1
+    return layout.elements * cost * (COST_OF_TILES if any(layout.moved) else 1)
+
+
+def _rows_of_piece(layout: Layout) -> int:
+    """How many rows of a channel are read before the next channel's rows in the same images.
+
+    A channel's rows within an image are nearer in memory than the next channel's, so they are read
+    together. If no sums are needed, rows of whole cache lines are written one by one, in the order
+    of memory.
+    """
+    rows, problem, size = layout.rows, layout.problem, layout.run * layout.dtype.itemsize
+    policy = layout.policy
+    if not (layout.columns or problem.needs_sums) and layout.run >= SHORT and size % LINE == 0:
+        return 1
+    waiting, near = waits(problem), layout.bytes < 4 * policy.in_cache
+    if layout.columns or (waiting and near):
+        return layout.positions
+    if _lie_in_images(layout):
+        return layout.positions
+    steps = [
+        dtype.itemsize * step
+        for dtype, step in zip(layout.data, rows.strides, strict=True)
+        if step > 0
+    ]
+    most = [layout.positions, *(held_at_once(step) // len(steps) for step in steps)]
+    # A forward pass reads rows that compete for the same places in the L1 cache a few at a time.
+    large = problem.forward and layout.bytes >= 16 * policy.in_cache
+    competing = large and min(most) < layout.positions
+    if waiting and layout.run >= SHORT and not competing:
+        return layout.positions
+    if waiting:
+        most.append(2 * policy.rows_in_order)
+    elif not near:
+        most += [policy.rows_in_order, policy.part // (2 * layout.run)]
+    return max(1, min(most))
+
+
+def _lie_in_images(layout: Layout) -> bool:
+    """Whether a channel's rows are nearer to each other in memory than to the next channel's."""
+    steps = zip(layout.rows.strides, layout.channel.strides, strict=True)
+    return all(abs(row) <= abs(step) for row, step in steps)
+
+
+def _unit(layout: Layout) -> int:
+    """The least number of channels that form whole groups and whole rows of columns or tiles."""
+    problem, unit = layout.problem, 1
+    if layout.columns:
+        unit = layout.chunk if layout.run > 1 else LANES
+    elif any(layout.moved):
+        unit = min(TILE_CHANNELS, layout.channel.size)
+    return problem.per_group * unit // gcd(problem.per_group, unit)
+
+
+def _of_groups(layout: Layout, whole: Cut) -> Cut:
+    """The cut of rows that are statistics groups: a task has many rows and one slot of sums."""
+    sets, rows = whole.sets, whole.all_channels
+    size = layout.run * read_bytes(layout.problem)
+    problem, policy = layout.problem, layout.policy
+    most = policy.in_cache // (2 * size)
+    sums_parameters = problem.wants_parameters and not problem.forward and not sums_apart(layout)
+    # Parameters' sums, in float64, are read and written once for so many rows.
+    least = ROWS // 2 if sums_parameters else 1
+    at_once = min(2 * ROWS, rows, max(least, most))
+    if walks_once(layout):
+        at_once = min(policy.rows if layout.run <= SHORT else 2 * ROWS, rows)
+    elif walks_forward(layout):
+        at_once = min(policy.rows, rows, max(1, most))
+    if is_small(layout):
+        return whole._replace(at_once=at_once, piece_rows=1)
+    # If sets share their parameters, all sets of a task add to the task's slot.
+    tasks = policy.most_tasks(layout.elements)
+    turn = ceil_div(sets, tasks) if problem.by_row else 1
+    wanted = max(ceil_div(rows, policy.rows), min(policy.enough_tasks, ceil_div(rows, ROWS)))
+    blocks = min(ceil_div(tasks, ceil_div(sets, turn)), wanted)
+    block = rounded_up(ceil_div(rows, blocks), at_once)
+    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
+    return found._replace(piece_channels=at_once, piece_rows=1)
+
+
+def _have_few_rows(layout: Layout) -> bool:
+    """Whether channels, rather than positions, are what columns can be cut by: they are many."""
+    return _are_many(layout, layout.channel.size) and layout.positions < layout.policy.rows_of_part
+
+
+def _are_many(layout: Layout, channels: int) -> bool:
+    """Whether several threads save time in arithmetic of channels, which takes them longer."""
+    return channels >= layout.policy.small
+
+
+def _of_samples(layout: Layout, whole: Cut) -> Cut | None:
+    """The cut of columns by whole samples, each of which stays in cache.
+
+    None if there is one sample, if a sample does not stay in cache, or if there are too few tasks.
+    A large sample is not cut by channels: a part of them would stay in cache, but would not be read
+    in the order of memory.
+    """
+    size = layout.positions * whole.all_channels * read_bytes(layout.problem)
+    policy = layout.policy
+    if whole.sets == 1 or size > 8 * policy.in_cache:
+        return None
+    found = whole._replace(sets_per_task=ceil_div(whole.sets, policy.most_tasks(layout.elements)))
+    return found if found.tasks >= policy.enough_tasks // 4 else None
+
+
+def _of_positions(layout: Layout, whole: Cut) -> Cut:
+    """The cut of columns by positions: a task has all channels, since they share cache lines."""
+    rows, unit = layout.positions // layout.repeat, layout.repeat * ROWS
+    elements = layout.per_channel * whole.all_channels
+    policy = layout.policy
+    few = min(policy.enough_tasks // 4, elements // (8 * policy.part))
+    most = max(1, elements // policy.part)
+    tasks = policy.most_tasks(elements * whole.sets)
+    parts = min(ceil_div(tasks, whole.sets), max(1, few, rows // policy.rows_of_part), most)
+    size = ceil_div(ceil_div(layout.positions, unit), parts) * unit
+    return whole._replace(sets_per_task=1, parts=ceil_div(layout.positions, size), part_size=size)
+
+
+def _rows_of_part(layout: Layout, whole: Cut) -> int:
+    """The least rows in a part of channels: whole images, or some rows of different images."""
+    if layout.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
+        return ROWS
+    if waits(layout.problem):
+        return 1
+    if _lie_in_images(layout):
+        return layout.rows.size
+    return min(whole.piece_rows, layout.policy.rows_in_order)
+
+
+def _of_channels(layout: Layout, whole: Cut) -> Cut:
+    """The cut by channels, for rows or columns of short channels; in parts if they are few."""
+    problem, per_channel, unit = layout.problem, layout.per_channel, _unit(layout)
+    sets, channels, positions = whole.sets, whole.all_channels, layout.positions
+    policy = layout.policy
+    tasks, enough = policy.most_tasks(layout.elements), policy.enough_tasks
+    turn = min(sets, max(ceil_div(sets, tasks), ceil_div(policy.small, channels * per_channel)))
+    if layout.together > 1:
+        return whole._replace(sets_per_task=turn)
+    least = _rows_of_part(layout, whole)
+    cuts = max(1, positions // least)
+    if sets == 1 and not waits(problem):
+        # A task reads long runs of memory, image after image: of some images rather than channels.
+        size, blocks = layout.run * read_bytes(problem), ceil_div(enough, cuts)
+        runs = min(2 * policy.in_cache // size, ceil_div(channels, blocks))
+        wanted = max(1, runs, policy.part // per_channel)
+        # Blocks of one size, since two threads may have one each.
+        even = ceil_div(channels, ceil_div(channels, wanted))
+        block = min(channels, rounded_up(even, unit))
+    else:
+        # A task has as few channels as are worth a task, and no more than stay in cache.
+        wanted = channels * sets // enough * per_channel
+        cache = policy.in_cache * (1 if whole.piece_rows == positions else 2)
+        most = max(policy.small, min(cache // read_bytes(problem), wanted))
+        block = min(channels, max(1, most // (per_channel * unit)) * unit)
+        if layout.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
+            lines = unit * (LINE // gcd(unit * layout.run * layout.dtype.itemsize, LINE))
+            block -= block % lines if block > lines else 0
+    # So many channels' arrays stay in the cache: of each, some 112 bytes and elements.
+    at_once = min(block, max(unit, (policy.in_cache >> 9) // unit * unit))
+    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
+    parts = 1
+    if found.tasks < enough:
+        most = min(cuts, per_channel * block // policy.part)
+        parts = min(ceil_div(tasks, found.tasks), max(1, most))
+    if parts == 1 and sets > 1:
+        # A task has several blocks, one after the other, as long as there are enough tasks.
+        wanted = rounded_up(ceil_div(channels, ceil_div(tasks, found.turns)), unit)
+        return found._replace(channel_block=max(block, wanted))
+    size = ceil_div(positions, parts)
+    if _lie_in_images(layout) and not layout.columns:
+        size = rounded_up(size, least)
+    return found._replace(parts=ceil_div(positions, size), part_size=size)
+
+
+def _whole_in_float32(layout: Layout) -> bool:
+    """Whether rows are whole, are read where they are, and are added in float32."""
+    return layout.positions == 1 and not any(layout.moved) and layout.dtype != dtypes.float64
+
+
+def walks_once(layout: Layout) -> bool:
+    """Whether one walk down rows computes everything: a row's sums, its dx, the parameters' sums.
+
+    Rows, and the parameters' sums, are in the L1 or L2 cache when they are read again.
+    """
+    problem = layout.problem
+    found = problem.missing_mean or problem.missing_invstd
+    wanted = layout.along and not (problem.forward or found)
+    return wanted and _whole_in_float32(layout) and layout.run < layout.policy.row_apart
+
+
+def keeps_chains(layout: Layout) -> bool:
+    """Whether the walk of ``walks_once`` may keep chains of the parameters' sums in the workspace.
+
+    A chain is a float32 accumulator, which is added to the float64 sums after some rows.
+    """
+    return walks_once(layout) and (layout.dtype == dtypes.float32 or layout.run > SHORT)
+
+
+def walks_forward(layout: Layout) -> bool:
+    """Whether one walk down rows does a forward pass: a row's moments and its y."""
+    problem = layout.problem
+    found = problem.missing_invstd and problem.missing_mean == problem.centred
+    wanted = layout.along and problem.result is not None
+    return wanted and found and _whole_in_float32(layout)
+
+
+def sums_apart(layout: Layout) -> bool:
+    """Whether the parameters' sums over long rows are a step of their own.
+
+    That step sums all rows, a part of their elements at a time. The step that writes dx then
+    processes one row at a time, which stays in cache, however long it is.
+    """
+    return _whole_in_float32(layout) and layout.run >= layout.policy.row_apart
+
+
+def of_columns(layout: Layout, cut: Cut) -> Cut:
+    """The cut for the parameters' sums alone: a task has some of the elements of every row."""
+    rows, parts = cut.all_channels, ceil_div(layout.run, SPAN)
+    return cut._replace(
+        sets_per_task=cut.sets, channel_block=rows, at_once=rows, piece_channels=rows,
+        parts=parts, part_size=SPAN,
+    )  # fmt: skip
+
+
+def in_one_task(channels: int = 1, sets: int = 0) -> Cut:
+    """The cut of per-channel work in a single task, over ``sets`` if it is done for each set."""
+    return Cut(sets, sets, channels, channels, channels)
+
+
+def over_channels(
+    layout: Layout, channels: int, copies: int, sets: int = 0, per_group: int = 1
+) -> Cut:
+    """The cut of per-channel work into tasks of whole statistics groups.
+
+    ``copies``: the number of values for each channel, one for each part or set.
+    """
+    size = min(channels, rounded_up(layout.policy.rows, per_group))
+    return Cut(sets, sets, channels, size, size, parallel=_are_many(layout, channels * copies))
