@@ -18,7 +18,7 @@ from numba import types
 from . import block as B
 from .helpers import helper
 from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put, smaller
-from .pairs import add_array, add_pair, clear_pairs, get_pair, pairs, plus, put_pair, times
+from .pairs import add_array, add_pair, array, clear_pairs, get_pair, pairs, plus, put_pair, times
 from .statistics import prepare, statistics
 from .vectors import SOME, SPREAD, spread, write_parameters
 
@@ -52,9 +52,9 @@ def centre(block, base, c0, c1):
     rest = pairs(block, B.W_MEAN, base)[1]
     sums, xmus = pairs(block, B.W_SUM_DY, base), pairs(block, B.W_SUM_DY_XMU, base)
     for c in range(c0, c1):
-        term = times((-get(rest, c), 0.0), get_pair(sums, c))
-        if isfinite(term[0]):
-            add_pair(xmus, c, term)
+        value, error = times((-get(rest, c), 0.0), get_pair(sums, c))
+        is_finite = isfinite(value)
+        add_pair(xmus, c, (value if is_finite else 0.0, error if is_finite else 0.0))
 
 
 @helper
@@ -101,15 +101,21 @@ def outputs(block, base, c0, c1):
     """Write the parameter gradients: the sums over the slots in their order, 0 without slots."""
     not_inlined()
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
-    biases, scaled = pairs_buffer(SOME), pairs_buffer(SOME)
+    buffers = pairs_buffer(SOME), pairs_buffer(SOME)
+    clear_pairs(buffers[0], SOME)
+    clear_pairs(buffers[1], SOME)
     for first in range(c0, c1, SOME):
-        n = smaller(SOME, c1 - first)
-        clear_pairs(biases, n)
-        clear_pairs(scaled, n)
-        for slot in range(slots):
-            at = slot * every + base + first
-            add_array(block, biases, B.W_BIASES, at, n)
-            add_array(block, scaled, B.W_WEIGHTS, at, n)
+        n, biases, scaled = smaller(SOME, c1 - first), buffers[0], buffers[1]
+        if slots == 1 and get(block, B.SINGLE) != 0:  # nothing is added, and errors are 0
+            biases = array(block, B.W_BIASES, base + first), biases[1]
+            scaled = array(block, B.W_WEIGHTS, base + first), scaled[1]
+        else:
+            clear_pairs(biases, n)
+            clear_pairs(scaled, n)
+            for slot in range(slots):
+                at = slot * every + base + first
+                add_array(block, biases, B.W_BIASES, at, n)
+                add_array(block, scaled, B.W_WEIGHTS, at, n)
         xmus = pairs(block, B.W_SUM_DY_XMU, base + first) if slots > 0 else scaled
         write_parameters(block, B.OUT_SUM_DY, first, n, biases)
         write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)

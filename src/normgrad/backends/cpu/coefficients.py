@@ -44,7 +44,20 @@ from .intrinsics import (
     smaller,
     store,
 )
-from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
+from .pairs import (
+    array,
+    get_number,
+    get_pair,
+    number,
+    numbers_at,
+    over,
+    pairs,
+    plus,
+    put_pair,
+    rounded,
+    times,
+    value_of,
+)
 from .vectors import SOME, SPREAD, canonical, fill, place_of, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -71,12 +84,13 @@ def holds(product, factor, other, normal):
 
 
 @helper
-def taken_off(total, projection, m, o, r, multiplied, normal):
+def shift_and_slope(total, projection, m, o, r, multiplied, normal):
     """Compute T and r²·P from sums; multiplied by o if ``multiplied`` and no precision is lost."""
     inlined()
     t, p = over(total, m), times(over(projection, m), times(r, r))
     ot, op = rounded(times(o, t)), rounded(times(o, p))
-    multiplied &= holds(ot, o[0], t[0], normal) & holds(op, o[0], p[0], normal)
+    factor = value_of(o)
+    multiplied &= holds(ot, factor, value_of(t), normal) & holds(op, factor, value_of(p), normal)
     return ot if multiplied else rounded(t), op if multiplied else rounded(p), multiplied
 
 
@@ -91,7 +105,17 @@ def read_weights(block, first, count, w):
 
 def batch(block, s, base, c0, c1):
     """Batch norm's coefficients: each channel has its own statistics, and o is w·r."""
-    normal, centred = normal_numbers(block), get(block, B.CENTRED) != 0
+    if get(block, B.SINGLE) != 0:
+        batch_in(0.0, block, NORMAL_SINGLES, base, c0, c1)
+    else:
+        batch_in((0.0, 0.0), block, NORMAL_DOUBLES, base, c0, c1)
+
+
+@helper
+def batch_in(zero, block, normal, base, c0, c1):
+    """Batch norm's coefficients, in the arithmetic that ``zero`` chooses (see pairs.py)."""
+    not_inlined()
+    centred = get(block, B.CENTRED) != 0
     m = bits_to_double(get(block, B.DIVISOR))
     if get(block, B.GIVEN_SUMS) != 0:
         m = get(array(block, B.W_COUNT, plain(0)), 0)
@@ -99,19 +123,20 @@ def batch(block, s, base, c0, c1):
     for first in range(c0, c1, SOME):
         n, at = smaller(SOME, c1 - first), base + first
         read_weights(block, first, n, w)
-        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
-        mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
+        sums = numbers_at(zero, block, B.W_SUM_DY, at)
+        xmus = numbers_at(zero, block, B.W_SUM_DY_XMU, at)
+        errors, invstd = array(block, B.W_MEAN + 1, at), numbers_at(zero, block, B.W_INVSTD, at)
         gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
         slope, scale = array(block, B.W_SLOPE, at), array(block, B.W_SCALE, at)
         for c in range(n):
-            weight, r = get(w, c), get_pair(invstd, c)
-            o = times((weight, 0.0), r)
+            weight, r = get(w, c), get_number(invstd, c)
+            o = times(number(zero, weight), r)
             wr = rounded(o)
-            multiplied = holds(wr, weight, r[0], normal)
-            total = get_pair(sums, c) if centred else (0.0, 0.0)
-            t, p, multiplied = taken_off(total, get_pair(xmus, c), m, o, r, multiplied, normal)
+            multiplied = holds(wr, weight, value_of(r), normal)
+            total, projection = get_number(sums, c) if centred else zero, get_number(xmus, c)
+            t, p, multiplied = shift_and_slope(total, projection, m, o, r, multiplied, normal)
             # The loops over tensors use the rounded mean, for which the shift is corrected.
-            change = fma(-p, get(mean[1], c), t)
+            change = fma(-p, get(errors, c), t)
             put(offset, c, canonical(change if isfinite(p) else t))
             put(slope, c, canonical(p))
             put(gain, c, canonical(wr) if multiplied else 1.0)
@@ -217,7 +242,7 @@ def finish_groups(block, invstd, count, totals, projections, held, slope, scale)
         total = get_pair(totals, g) if centred else (0.0, 0.0)
         projection, error = get_pair(projections, g)
         projection = projection + (r[0] - r[0]) if m > 1.0 else projection
-        t, p, multiplied = taken_off(total, (projection, error), m, r, r, fits, normal)
+        t, p, multiplied = shift_and_slope(total, (projection, error), m, r, r, fits, normal)
         put(slope, g, canonical(p))
         put(scale, g, 1.0 if multiplied else canonical(r[0]))
         put(totals[0], g, canonical(t))

@@ -1,47 +1,89 @@
-"""Double-double arithmetic: numbers with the errors of their roundings, and arrays of them.
+"""Numbers for the arithmetic of channels: float64, in float64 arithmetic with rounding errors.
 
-A pair is a float64 and its rounding error. Many pairs are a tuple of two arrays, of the numbers and
-of their errors, so that LLVM vectorises loops over them. The error of an infinite number may be
-NaN, and is disregarded.
+In float64 arithmetic a number is a pair, which is a float64 and its rounding error (double-double).
+Many pairs are a tuple of two arrays, of the numbers and of their errors, so that LLVM vectorises
+loops over them. The error of an infinite number may be NaN, and is disregarded. In float32
+arithmetic a float64 is exact enough by itself. The functions below compute with either, as their
+arguments' types say; ``zero``, a zero of the kind, chooses where there is no other argument.
 """
 
 from __future__ import annotations
 
 from math import isfinite
 
+from numba import types
+
 from . import block as B
-from .helpers import helper
+from .helpers import by_types, helper
 from .intrinsics import doubles_at, fma, get, not_inlined, put, shift, two_sum
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
-@helper
+@by_types
+def number(zero, value):
+    """A float64 as a number without an error."""
+    if isinstance(zero, types.BaseTuple):
+        return lambda zero, value: (value, 0.0)
+    return lambda zero, value: value
+
+
+@by_types
+def value_of(a):
+    """A number without its error."""
+    return (lambda a: a[0]) if isinstance(a, types.BaseTuple) else lambda a: a
+
+
+@by_types
 def times(a, b):
-    """The product of two pairs."""
-    value = a[0] * b[0]
-    return value, fma(a[0], b[0], -value) + a[0] * b[1] + a[1] * b[0]
+    """The product of two numbers."""
+    if not isinstance(a, types.BaseTuple):
+        return lambda a, b: a * b
+
+    def of_pairs(a, b):
+        value = a[0] * b[0]
+        return value, fma(a[0], b[0], -value) + a[0] * b[1] + a[1] * b[0]
+
+    return of_pairs
 
 
-@helper
+@by_types
 def plus(a, b):
-    """The sum of two pairs."""
-    value, error = two_sum(a[0], b[0])
-    return value, error + (a[1] + b[1])
+    """The sum of two numbers."""
+    if not isinstance(a, types.BaseTuple):
+        return lambda a, b: a + b
+
+    def of_pairs(a, b):
+        value, error = two_sum(a[0], b[0])
+        return value, error + (a[1] + b[1])
+
+    return of_pairs
 
 
-@helper
+@by_types
 def over(a, divisor):
-    """A pair divided by a number of elements; if that is infinite, the error is 0."""
-    value = a[0] / divisor
-    rest = (fma(-value, divisor, a[0]) + a[1]) / divisor
-    return value, rest if isfinite(divisor) else 0.0
+    """A number divided by a count of elements; if that is infinite, a pair's error is 0.
+
+    A loop divides once, for the reciprocal. A pair's error also has what that is off by.
+    """
+    if not isinstance(a, types.BaseTuple):
+        return lambda a, divisor: a * (1.0 / divisor)
+
+    def of_pairs(a, divisor):
+        one = 1.0 / divisor
+        value = a[0] * one
+        rest = (fma(-value, divisor, a[0]) + a[1]) * one
+        return value, rest if isfinite(divisor) else 0.0
+
+    return of_pairs
 
 
-@helper
+@by_types
 def rounded(a):
-    """The sum of a pair's number and error, rounded to one number."""
-    return a[0] + a[1] if isfinite(a[0]) else a[0]
+    """A number, to which its error is added."""
+    if not isinstance(a, types.BaseTuple):
+        return lambda a: a
+    return lambda a: a[0] + a[1] if isfinite(a[0]) else a[0]
 
 
 @helper
@@ -54,6 +96,22 @@ def array(block, field, at):
 def pairs(block, field, at):
     """An array of numbers and the array of their errors, whose offset is in the next field."""
     return array(block, field, at), array(block, field + 1, at)
+
+
+@by_types
+def numbers_at(zero, block, field, at):
+    """An array of numbers in the workspace, from an element on."""
+    if isinstance(zero, types.BaseTuple):
+        return lambda zero, block, field, at: pairs(block, field, at)
+    return lambda zero, block, field, at: array(block, field, at)
+
+
+@by_types
+def get_number(numbers, i):
+    """Read number i of an array."""
+    if isinstance(numbers, types.BaseTuple):
+        return lambda numbers, i: (get(numbers[0], i), get(numbers[1], i))
+    return lambda numbers, i: get(numbers, i)
 
 
 @helper

@@ -30,6 +30,7 @@ from .vectors import (
     canonical,
     count_of,
     counts,
+    fill,
     held,
     offset_along,
     read_elements,
@@ -54,8 +55,7 @@ def prepare(block, s, base, c0, c1):
     first, n = c0 // per_group, (c1 - c0) // per_group
     at = base // per_group + first
     mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
-    clear_pairs(mean, n)
-    clear_pairs(invstd, n)
+    fill(invstd[1], n, 0.0)
     read_row(block, B.MEAN, s, first, n, 0.0, mean[0])
     read_row(block, B.INVSTD, s, first, n, 1.0, invstd[0])
     if get(block, B.GIVEN_SUMS) != 0:
@@ -74,10 +74,11 @@ def prepare(block, s, base, c0, c1):
             steps = shift(block, B.OUTER_STRIDES + B.OUTER_MAX)
             element += offset_along(block, B.OUTER_RANK, steps, s * get(block, B.POSITIONS))
         step, code = per_group * get(block, B.CHANNEL_STRIDES + 1), get(block, B.X_CODE)
-        read_elements(block, get(block, B.X), code, element + first * step, step, n, mean[0])
-        for g in range(n):
-            value = get(mean[0], g)
+        read_elements(block, get(block, B.X), code, element + first * step, step, n, mean[1])
+        for g in range(n):  # from another array: conditional stores are slow on some processors
+            value = get(mean[1], g)
             put(mean[0], g, value if isfinite(value) else 0.0)
+    fill(mean[1], n, 0.0)
 
 
 @helper
@@ -175,7 +176,7 @@ def statistics(block, flags, s, base, c0, c1):
         invstd = pairs(block, B.W_INVSTD, at // per_group)
         clear_pairs(means, count)
         clear_pairs(invstds, count)
-        clear_pairs(variances, count)
+        clear_pairs(changes, count)
         means_of_groups(pairs(block, B.W_SUM_DY, at), there, per_group, m, changes)
         means_of_groups(pairs(block, B.W_SUM_DY_XMU, at), there, per_group, m, variances)
         for g in range(there if get(block, B.MISSING_MEAN) != 0 else 0):
@@ -195,12 +196,13 @@ def statistics(block, flags, s, base, c0, c1):
         for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):
             variance = get_pair(variances, g)
             r = inverse_root(plus(variance, (eps, 0.0)))
-            put_pair(variances, g, (rounded(variance), 0.0))
+            # To another array: conditional stores are slow on some processors.
+            put_pair(changes, g, (rounded(variance), 0.0))
             put(invstds[0], g, rounded(r))
             put_pair(invstd, g, r)
         if forward and get(block, B.MISSING_INVSTD) != 0:
             hold_row(block, invstds[0], there, invstd)
-        write_statistics(block, s, first, count, means, invstds, variances, m)
+        write_statistics(block, s, first, count, means, invstds, changes, m)
 
 
 def gather(block, flags, s, base, c0, c1):
