@@ -19,8 +19,9 @@ def of(part):
 
 
 def large(operator):
-    """Its cases that are no calls."""
-    return [case for case in SUITE if case.operator is operator and case.part is operator.part]
+    """Its cases that are no calls, and have groups of more than a few elements."""
+    mine = (case for case in SUITE if case.operator is operator and case.part is operator.part)
+    return [case for case in mine if (case.shape, case.groups) not in suite.TINY]
 
 
 def kinds(cases):
@@ -29,7 +30,7 @@ def kinds(cases):
 
 def test_ids_are_unique_and_plain():
     ids = [case.id for case in SUITE]
-    assert len(set(ids)) == len(ids) == 686
+    assert len(set(ids)) == len(ids) == 710
     assert not any(set(id) - set("abcdefghijklmnopqrstuvwxyz0123456789/+-") for id in ids)
 
 
@@ -69,8 +70,8 @@ def test_parts():
         **{Part.ROWS: 4, Part.LAYERS: 3, Part.STEPS: 3, Part.ACLNN: 2},
     }
     assert {part: sum(case.part is part for case in SUITE) for part in Part} == {
-        **{Part.GRADIENTS: 364, Part.FORWARD: 168, Part.CALLS: 6},
-        **{Part.ROWS: 64, Part.LAYERS: 68, Part.STEPS: 12, Part.ACLNN: 4},
+        **{Part.GRADIENTS: 370, Part.FORWARD: 174, Part.CALLS: 6},
+        **{Part.ROWS: 76, Part.LAYERS: 68, Part.STEPS: 12, Part.ACLNN: 4},
     }
 
 
@@ -131,7 +132,22 @@ def test_layer_and_rms_norm_meet_all_rows(operator):
     """Rule 6."""
     mine = {case for case in SUITE if case.operator is operator}
     every = itertools.product(suite.ROWS, COMMON)
-    assert mine == {Case(operator, shape, *kind) for shape, kind in every}
+    tiny = {Case(operator, shape) for shape in suite.TINY_ROWS}
+    assert mine == tiny | {Case(operator, shape, *kind) for shape, kind in every}
+
+
+def test_very_many_groups_of_few_elements():
+    """Rule 7."""
+    mine = {case for case in SUITE if (case.shape, case.groups) in suite.TINY}
+    plain, grouped = (
+        (Operator.TRAIN, Operator.FORWARD),
+        (Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM),
+    )
+    assert mine == {
+        Case(operator, shape, groups=groups)
+        for shape, groups in suite.TINY
+        for operator in (grouped if groups else plain)
+    }
 
 
 @pytest.mark.parametrize("operator", of(Part.STEPS))

@@ -14,6 +14,7 @@ The full cross product would take hours and tell little more, so these rules sel
 5. The cost of a call before it computes anything is measured on one tiny shape, for the operators
    that PyTorch has too, and for aclnn's first phase.
 6. Layer norm and RMS norm have the shapes of language models and two extremes (:data:`ROWS`).
+7. Very many groups of few elements (:data:`TINY`, :data:`TINY_ROWS`) are in float32, contiguous.
 
 So every gradient of batch and group norm has every dtype, every pair of dtypes and every layout.
 So has every forward pass, except for mixed layouts, since it has only one data tensor.
@@ -155,6 +156,12 @@ ROWS: tuple[Shape, ...] = (
     *((8192, 768), (4096, 768), (8192, 1024), (4096, 4096), (512, 4096), (512, 1024)),
     *((64, 50257), (16384, 128)),
 )
+#: Very many statistics groups of few elements.
+TINY: tuple[Grouped, ...] = (
+    *(((2, 2_000_000), 0), ((4, 1_000_000), 0), ((2, 100_000), 0)),
+    *(((100_000, 8, 1), 4), ((64, 4096, 2, 2), 32), ((64, 4096, 2, 2), 1024)),
+)
+TINY_ROWS: tuple[Shape, ...] = ((4_000_000, 1), (500_000, 8), (500_000, 16))
 #: The shape of a training step's images, and the tiny shape that measures a call's fixed cost.
 IMAGES: Shape = (16, 3, 64, 64)
 CALL: Shape = (4, 8, 4)
@@ -248,9 +255,10 @@ def _cases(
     shapes: Iterable[Grouped],
     kinds: Iterable[tuple[str, str]],
     layouts: Iterable[Layout],
+    operators: Iterable[Operator] = tuple(Operator),
 ) -> Iterator[Case]:
-    """All operators of a part on these shapes, in all of the dtypes and layouts that fit them."""
-    operators = [operator for operator in Operator if operator.part is part]
+    """A part's operators on these shapes, in all of the dtypes and layouts that fit them."""
+    operators = [operator for operator in operators if operator.part is part]
     for (shape, groups), kind in itertools.product(shapes, kinds):
         for layout in layouts if len(shape) == 4 else DENSE[:1]:
             for operator in operators:
@@ -272,6 +280,10 @@ def suite() -> tuple[Case, ...]:
         cases += _cases(part, SAMPLE, COMMON, less_common)
         cases += _cases(part, SAMPLE, HALVES, DENSE[:1])
     cases += _cases(Part.ROWS, [(shape, 0) for shape in ROWS], COMMON, DENSE)
+    whole = (Operator.TRAIN, Operator.GROUP_NORM, Operator.FORWARD, Operator.FORWARD_GROUP_NORM)
+    for part in (Part.GRADIENTS, Part.FORWARD):
+        cases += _cases(part, TINY, COMMON[:1], DENSE[:1], whole)
+    cases += _cases(Part.ROWS, [(shape, 0) for shape in TINY_ROWS], COMMON[:1], DENSE[:1])
     cases += _cases(Part.LAYERS, four_axes, COMMON, DENSE)
     cases += _cases(Part.STEPS, [(IMAGES, 0)], COMMON, DENSE)
     for operator in (Operator.TRAIN, Operator.EVAL, Operator.FORWARD, Operator.FORWARD_EVAL):
