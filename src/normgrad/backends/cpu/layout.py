@@ -284,9 +284,10 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
         strides = zip(data, axis.strides, strict=True)
         return all(found is None or stride == wanted for found, stride in strides)
 
-    # Where a channel has one position, rows would have one element each. They count as if all
+    # Where a channel has one position, its rows would have one element each. They count as if all
     # tensors had to be copied.
-    by_rows = moved_for(inner) if inner.size > 1 or channel.size == 1 else (True, True, True)
+    in_place = along or inner.size > 1 or channel.size == 1
+    by_rows = moved_for(inner) if in_place else (True, True, True)
     by_columns = moved_for(channel)
 
     # A row that is a statistics group is never cut, however long it is.
