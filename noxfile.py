@@ -150,7 +150,7 @@ def _with_kernels(session: nox.Session, wheel: Path) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     session.run("wheel", "unpack", str(wheel), "--dest", str(work))
     (content,) = work.iterdir()
-    folder = str(content / "normgrad/backends/cpu")
+    folder = str(content / "normgrad/backends/cpu/kernels")
     for level in str(session.run("python", "-c", _LEVELS, silent=True)).split():
         session.run("python", "-m", "normgrad.backends.cpu.packing", level, folder)
     session.install("-r", "requirements/torch.txt")

@@ -3,9 +3,9 @@
     python bits_program.py LEVEL|compiled [FOLDER [KIND/DTYPE/LAYOUT...]]
     python bits_program.py compare
 
-FOLDER is the folder of the archives, if not the package. Without cases, all dtypes, layouts and
-kinds of calls run. For a level that this machine lacks, no digests are printed. ``compare`` makes
-digests for all levels and for compiled kernels, and fails if they differ.
+FOLDER is the folder of the levels' kernels, if not the package's. Without cases, all dtypes,
+layouts and kinds of calls run. For a level that this machine lacks, no digests are printed.
+``compare`` makes digests for all levels and for compiled kernels, and fails if they differ.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def call_of(case: str) -> Call:
 def digests(level: str, folder: str = "", *cases: str) -> None:
     target.LEVELS = {} if level == "compiled" else {level: target.LEVELS[level]}
     if folder:
-        archive = str(Path(folder, store.file_of(level)))
-        store.file_of = lambda level: archive
+        store.PACKAGED = Path(folder)
     if level != "compiled" and store.level() is None:
         print(ABSENT)
         return
@@ -65,7 +64,7 @@ def compare() -> None:
             print(f"{level}: {ABSENT}")
             del found[level]
     if len(found) == 1:
-        sys.exit("no archive can be used")
+        sys.exit("no level can be used")
     if len(set(found.values())) > 1:
         sys.exit("kernels differ")
     print(f"{len(EVERYTHING)} calls have the same bits by kernels: {', '.join(found)}")

@@ -6,6 +6,7 @@ its folder belong to this user and nobody else can write to them, and what is wr
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -70,6 +71,17 @@ def write(path: Path, content: bytes) -> None:
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
     with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
+
+
+def sealed(content: bytes, name: str) -> bytes:
+    """The content of a file with a digest of it and of its name at the end."""
+    return content + hashlib.sha256(name.encode() + content).digest()
+
+
+def unsealed(file: bytes, name: str) -> bytes | None:
+    """The content of a sealed file; None if it is damaged, or was sealed with another name."""
+    content = file[: -hashlib.sha256().digest_size]
+    return content if sealed(content, name) == file else None
 
 
 def kernels() -> list[Path]:

@@ -34,8 +34,6 @@ _MAIN = "operators.cpp"
 #: OpenMP's functions are those of PyTorch's own runtime, so that nothing is linked for them.
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp", "-w")
 _LIBRARIES = ("-ltorch_cpu", "-lc10")
-#: The bytes of a digest.
-_DIGEST = 32
 
 
 def _flags() -> tuple[str, ...]:
@@ -93,12 +91,12 @@ def missing() -> str | None:
 
 
 def _is_whole(made: Path) -> bool:
-    """Whether the file is there, may be read, and ends with the digest of what is before that.
+    """Whether the file is there, may be read, and is sealed.
 
     A library that lost its end would end the process that loads it.
     """
     content = made.read_bytes() if made.parent == PACKAGED else cache.read(made) or b""
-    return content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
+    return cache.unsealed(content, made.name) is not None
 
 
 def build() -> Path:
@@ -132,8 +130,7 @@ def build() -> Path:
         source = str(_SOURCES / _MAIN)
         command = [*compiler, *_flags(), *folders, source, "-o", str(out), *_LIBRARIES]
         compilers.compiled(command, Path(work), "the library for PyTorch")
-        content = out.read_bytes()
-        cache.write(made, content + hashlib.sha256(content).digest())
+        cache.write(made, cache.sealed(out.read_bytes(), made.name))
     for old in made.parent.glob(f"{_prefix()}*.so"):
         if old != made:
             old.unlink(missing_ok=True)

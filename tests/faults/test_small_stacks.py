@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from normgrad import stacks
-from normgrad.backends.cpu import openmp
+from normgrad.backends.cpu import teams
 from normgrad.stacks import ROOM
 
 from .conftest import python
@@ -84,10 +84,10 @@ def test_openmp_s_threads_with_small_stacks(framework, size):
 )
 def test_sizes_of_openmp_s_stacks(monkeypatch, name, value, enough):
     assert ROOM == 256 << 10
-    for each in openmp._STACK_SIZES:
+    for each in teams._STACK_SIZES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, value)
-    assert openmp.have_room() is enough
+    assert teams.have_room() is enough
 
 
 def test_first_calls_of_many_threads(monkeypatch):

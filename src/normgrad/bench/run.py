@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..backends.cpu import openmp
+from ..backends.cpu import teams
 from ..loading import KernelError
 from ..settings import SettingError
 from . import contenders, timing
@@ -61,7 +61,7 @@ def _measured(
 ) -> Measured:
     if not ready.contender and case.part is not Part.ACLNN:
         return Measured(case.id, None, {**ready.failed, "the case": "nobody to compare with"})
-    apart = threads > 1 and openmp.of_torch() is None
+    apart = threads > 1 and teams.of_torch() is None
     settle = timing.SETTLE_SECONDS if apart else 0.0
     seconds *= STEPS_SHARE if case.part is Part.STEPS else 1
     times = timing.measure(ready.calls, seconds, rounds, settle, device.seconds)

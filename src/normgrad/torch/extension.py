@@ -107,7 +107,7 @@ def _team() -> tuple[int, int]:
     from ..backends.cpu import teams
 
     ready = teams.ready()
-    if ready is None or ready.size == 1:
+    if ready.size == 1:
         return teams.ALONE
     names = "parallel", "thread_number", "thread_count"
     functions = [getattr(_state.library, f"normgrad_{name}") for name in names]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -54,35 +54,44 @@ def compiled(monkeypatch):
     return names
 
 
-# Archives
+# Files
 
 
-def test_an_archive_has_what_was_packed():
-    objects = {"a": b"one\n", "b": b"", "c": b"two"}
-    archive = store.packed("key", objects)
-    assert store.unpacked(archive, "key", ["a", "b", "c", "d"]) == objects
-    assert store.unpacked(archive, "key", ["c"]) == {"c": b"two"}
-    assert store.unpacked(archive, "another key", ["a"]) == {}
-    assert store.unpacked(None, "key", ["a"]) == {}
+FILE = cache.sealed(b"machine code", "folder/name")
+
+
+def test_a_sealed_file_has_what_was_sealed():
+    for content in (b"", b"machine code"):
+        assert cache.unsealed(cache.sealed(content, "name"), "name") == content
+    assert FILE.startswith(b"machine code")  # tools for object files can read it
+    assert cache.unsealed(FILE, "folder/name") == b"machine code"
+
+
+@pytest.mark.parametrize("name", ["folder/other", "other/name", ""])
+def test_nothing_is_taken_from_a_file_of_another_name(name):
+    assert cache.unsealed(FILE, name) is None
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "content",
     [
-        lambda content: bytes(len(content)),
-        lambda content: content[: len(content) - 3],
-        lambda content: b"",
-        lambda content: b"\x80\x04garbage",
-        lambda content: b"[]\n" + content,
-        lambda content: b'{"key": "key", "units": {"a": 3}}\n' + content,
-        lambda content: b'{"key": "key", "units": []}\n' + content,
-        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        bytes(len(FILE)),
+        FILE[:-3],
+        FILE[3:],
+        FILE[: len(FILE) // 2],
+        b"",
+        b"\x80\x04garbage",
+        FILE + b"\n",
+        FILE[:-1] + bytes([FILE[-1] ^ 1]),
+        bytes([FILE[0] ^ 1]) + FILE[1:],
     ],
-    ids=["zeros", "halved", "empty", "garbage", "a list", "a number", "no units", "flipped"],
+    ids=[
+        *("zeros", "no end", "no start", "halved", "empty", "garbage", "longer"),
+        *("flipped at the end", "flipped at the start"),
+    ],
 )
-def test_nothing_is_taken_from_a_damaged_archive(damage):
-    archive = damage(store.packed("key", {"a": b"machine code"}))
-    assert store.unpacked(archive, "key", ["a"]) == {}
+def test_nothing_is_taken_from_a_damaged_file(content):
+    assert cache.unsealed(content, "folder/name") is None
 
 
 def test_units_have_symbols_of_their_own():
@@ -242,7 +251,7 @@ def test_without_the_variable_the_folder_is_the_platform_s(monkeypatch, tmp_path
 
 @pytest.fixture
 def package(monkeypatch, tmp_path, empty):
-    """Looks anew for a level, in a folder for the archives."""
+    """Looks anew for a level, in a folder for what wheels bring."""
 
     def look():
         store.level.cache_clear()
@@ -250,7 +259,7 @@ def package(monkeypatch, tmp_path, empty):
 
     for name in target.SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(store, "file_of", lambda level: str(tmp_path / f"{level}.objects"))
+    monkeypatch.setattr(store, "PACKAGED", tmp_path / "packaged")
     if LEVEL not in target.levels_here():
         pytest.skip(f"not {LEVEL}")
     yield look
@@ -258,14 +267,17 @@ def package(monkeypatch, tmp_path, empty):
     look()
 
 
-def brought(tmp_path, level=LEVEL, key=None, unit=UNIT):
-    content = store.packed(key or store.sources(), {unit: b"brought"})
-    (tmp_path / f"{level}.objects").write_bytes(content)
+def brought(level=LEVEL, unit=UNIT):
+    """The file of a unit in the package, which is made."""
+    path = store.PACKAGED / store.folder_of(level) / store.file_of(unit)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(store.sealed(path, b"brought"))
+    return path
 
 
-def test_what_the_package_brings_is_not_compiled(package, compiled, tmp_path):
+def test_what_the_package_brings_is_not_compiled(package, compiled):
     assert package() is None
-    brought(tmp_path)
+    brought()
     assert package() == LEVEL
     assert store.addresses([UNIT, units.TASKS]) == {
         UNIT: b"brought",
@@ -275,26 +287,37 @@ def test_what_the_package_brings_is_not_compiled(package, compiled, tmp_path):
 
 
 @pytest.mark.parametrize("setting", target.SETTINGS)
-def test_settings_of_numba_s_win(package, monkeypatch, tmp_path, setting):
-    brought(tmp_path)
+def test_settings_of_numba_s_win(package, monkeypatch, setting):
+    brought()
     monkeypatch.setenv(setting, "3")
     assert package() is None
 
 
-def test_other_sources_win(package, tmp_path):
-    brought(tmp_path, key="0" * 64)
+def test_other_sources_win(package, monkeypatch):
+    brought()
+    monkeypatch.setattr(store, "sources", lambda: "0" * 64)
     assert package() is None
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive"])
-def test_not_where_there_is_half_an_archive(package, tmp_path, content):
-    (tmp_path / f"{LEVEL}.objects").write_bytes(content)
-    assert package() is None
+@pytest.mark.parametrize("content", [b"", b"no kernel"])
+def test_a_damaged_file_of_the_package_is_not_used(package, compiled, content):
+    brought().write_bytes(content)
+    assert package() == LEVEL
+    assert store.addresses([UNIT]) == {UNIT: UNIT.encode()}
+    assert compiled == [UNIT]
 
 
-def test_a_level_needs_all_its_features(package, monkeypatch, tmp_path):
-    brought(tmp_path)
-    brought(tmp_path, "x86-64-v4")
+def test_a_file_of_the_package_under_another_s_name_is_not_used(package, compiled):
+    file = brought()
+    shutil.copy(file, file.with_name(store.file_of(units.TASKS)))
+    assert package() == LEVEL
+    assert store.addresses([UNIT, units.TASKS])[UNIT] == b"brought"
+    assert compiled == [units.TASKS]
+
+
+def test_a_level_needs_all_its_features(package, monkeypatch):
+    brought()
+    brought("x86-64-v4")
     features = dict.fromkeys(target.LEVELS["x86-64-v4"].needs, True)
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
     assert package() == "x86-64-v4"
@@ -573,12 +596,3 @@ def test_a_program_without_logging_says_it_on_stderr(tmp_path):
     command = [sys.executable, "-c", SAID]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True)
     assert done.stderr == MESSAGE.replace("of 2", "of 1") + "\n"
-
-
-def test_the_index_is_json(empty, compiled):
-    """What tools can read."""
-    store.addresses([UNIT])
-    (file,) = empty.rglob("*.o")
-    index = json.loads(file.read_bytes().partition(b"\n")[0])
-    assert index["key"] == store.digest()
-    assert list(index["units"]) == [UNIT]

@@ -1,4 +1,4 @@
-"""Compile units into an archive that a wheel for a platform brings.
+"""Compile units into a folder that a wheel for a platform brings.
 
     python -m normgrad.backends.cpu.packing LEVEL FOLDER [UNIT...]
 
@@ -16,7 +16,7 @@ from . import store, target, units
 
 
 def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
-    """Make a level's archive in a folder, of some units or of all.
+    """Make a level's folder in a folder, with the object files of some units or of all.
 
     Raises:
         MemoryError, KernelError: a unit cannot be compiled.
@@ -24,10 +24,11 @@ def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     kind = target.LEVELS[level]
     features = ",".join(f"+{name}" for name in kind.more)
     os.environ.update(NUMBA_CPU_NAME=kind.processor, NUMBA_CPU_FEATURES=features)
-    wanted = chosen or units.every()
-    compiled = dict(store.compiled(wanted, lambda unit: None))
-    content = store.packed(store.sources(), {unit: compiled[unit] for unit in wanted})
-    (folder / store.file_of(level)).write_bytes(content)
+    made = folder / store.folder_of(level)
+    made.mkdir(parents=True, exist_ok=True)
+    for unit, content in store.compiled(chosen or units.every(), lambda unit: None):
+        path = made / store.file_of(unit)
+        path.write_bytes(store.sealed(path, content))
 
 
 if __name__ == "__main__":

@@ -62,12 +62,7 @@ class Runner:
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
         places = _places(*addresses)
-        team = teams.ready() if self.parallel else ALONE
-        if team is None:
-            with teams.made() as made:
-                done = self._is_done(made, places)
-        else:
-            done = self._is_done(team, places)
+        done = self._is_done(teams.ready() if self.parallel else ALONE, places)
         if not done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
             raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 

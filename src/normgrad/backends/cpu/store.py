@@ -1,6 +1,6 @@
 """The machine code of units: object files, found or compiled once, and loaded by llvmlite.
 
-A unit's object file comes from the package, where a wheel for a platform brings an archive for each
+A unit's object file comes from the package, where a wheel for a platform brings a folder for each
 level of x86-64; from the user's cache folder; or from the compiler. Only the compiler needs Numba,
 and it runs in processes of its own where these can be started.
 """
@@ -8,7 +8,6 @@ and it runs in processes of its own where these can be started.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -29,13 +28,15 @@ from ... import memory, notices
 from ...loading import KernelError, compiling, exclusive, loading
 from ...machine import this_machine
 from ...stacks import with_room
-from . import processes, target
+from . import target
 from .units import symbol
 
-#: The folder of the archives that wheels bring.
+#: The folder of the kernels' sources.
 FOLDER = Path(__file__).parent
 #: Files outside this folder whose constants kernels use.
 _SHARED = tuple(f"{name}.py" for name in ("dtypes", "layout", "memory", "problem"))
+#: The folder with those that wheels bring, for each level.
+PACKAGED = FOLDER / "kernels"
 #: The number of folders of kernels that are kept for each user: those of other checkouts, versions
 #: and processors, of which the one that was written to last is this one.
 _FOLDERS = 4
@@ -87,75 +88,60 @@ def _numbas_version() -> str:
     return " ".join(sorted(path.name for path in installed))
 
 
-def packed(key: str, objects: Mapping[str, bytes]) -> bytes:
-    """The content of an archive of units' object files: an index in JSON, and the files."""
-    units = {
-        unit: (len(content), hashlib.sha256(content).hexdigest())
-        for unit, content in objects.items()
-    }
-    index = json.dumps({"key": key, "units": units})
-    return index.encode() + b"\n" + b"".join(objects.values())
-
-
-#: What a damaged index raises.
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
-
-
-def unpacked(archive: bytes | None, key: str, wanted: Iterable[str]) -> dict[str, bytes]:
-    """The object files of some units from an archive, as far as they are whole.
-
-    There are none in an archive that was made with another key.
-    """
-    found: dict[str, bytes] = {}
-    if archive is None:
-        return found
-    with suppress(*_DAMAGED):
-        start = archive.index(b"\n") + 1
-        index = json.loads(archive[:start])
-        if index["key"] != key:
-            return found
-        for unit, (size, checksum) in index["units"].items():
-            content = archive[start : start + size]
-            if unit in wanted and hashlib.sha256(content).hexdigest() == checksum:
-                found[unit] = content
-            start += size
-    return found
-
-
-def file_of(level: str) -> str:
-    """The archive of a level in the package."""
-    return f"kernels-{level}.objects"
+def folder_of(level: str) -> str:
+    """The name of the folder with the package's kernels for a level."""
+    return f"{level}-{sources()[:16]}"
 
 
 @cache
 def level() -> str | None:
     """The level whose kernels the package brings for this processor; None if there is none."""
-    for name in target.levels_here():
-        with (
-            suppress(OSError, *_DAMAGED),
-            (FOLDER / file_of(name)).open("rb") as file,
-        ):
-            if json.loads(file.readline())["key"] == sources():
-                return name
-    return None
+    found = (name for name in target.levels_here() if (PACKAGED / folder_of(name)).is_dir())
+    return next(found, None)
+
+
+def _place(path: Path) -> str:
+    """A file's folder, whose name tells what it was compiled from and for, and its name."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def sealed(path: Path, content: bytes) -> bytes:
+    """What is written to a path for an object file."""
+    return folders.sealed(content, _place(path))
+
+
+def file_of(unit: str) -> str:
+    """The name of a unit's object file."""
+    return f"{symbol(unit)}.o"
 
 
 def _path(unit: str) -> Path:
-    return folders.folder() / folders.KERNELS / digest()[:16] / f"{symbol(unit)}.o"
+    return folders.folder() / folders.KERNELS / digest()[:16] / file_of(unit)
+
+
+def _brought(unit: str) -> bytes | None:
+    """A unit's object file from the package; None if there is none that is whole."""
+    used = level()
+    if used is None:
+        return None
+    path = PACKAGED / folder_of(used) / file_of(unit)
+    with suppress(OSError):
+        return folders.unsealed(path.read_bytes(), _place(path))
+    return None
+
+
+def _kept(unit: str) -> bytes | None:
+    """A unit's object file from the cache folder; None if there is none that is whole."""
+    with suppress(OSError):
+        path = _path(unit)
+        return folders.unsealed(folders.read(path) or b"", _place(path))
+    return None
 
 
 def find(units: Iterable[str]) -> dict[str, bytes]:
     """The object files of those units that are in the package or in the cache folder."""
-    units, found = list(units), {}
-    used = level()
-    if used is not None:
-        with suppress(OSError):
-            found = unpacked((FOLDER / file_of(used)).read_bytes(), sources(), units)
-    with suppress(OSError):
-        for unit in units:
-            if unit not in found:
-                found.update(unpacked(folders.read(_path(unit)), digest(), [unit]))
-    return found
+    found = {unit: _brought(unit) or _kept(unit) for unit in units}
+    return {unit: content for unit, content in found.items() if content is not None}
 
 
 def keep(unit: str, content: bytes) -> None:
@@ -166,7 +152,7 @@ def keep(unit: str, content: bytes) -> None:
     """
     path = _path(unit)
     is_new = not path.parent.is_dir()
-    folders.write(path, packed(digest(), {unit: content}))
+    folders.write(path, sealed(path, content))
     if is_new:
         _remove_old(path.parent)
 
@@ -217,6 +203,8 @@ def compiled(
         KernelError: Numba is not installed, or told to compile nothing.
     """
     check()
+    with loading():
+        from . import processes
     rest = list(units)
     count = min(this_machine().cores, MOST_PROCESSES)
     with closing(processes.compiled(units, count, lambda: advance(None))) as done:

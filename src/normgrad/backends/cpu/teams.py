@@ -1,17 +1,22 @@
-"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else workers."""
+"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else workers.
+
+PyTorch brings an OpenMP runtime of its own. After a parallel region its threads spin while they
+wait for work, on the cores that other threads need. So where PyTorch is loaded with GNU's runtime,
+tasks run on PyTorch's threads.
+"""
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +24,12 @@ import numpy.typing as npt
 
 from ... import memory, stacks, threads
 from . import block as B
-from . import openmp, store, units
+from . import store, units
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 
 class Team(NamedTuple):
@@ -41,17 +51,25 @@ ALONE = Team(0, 1)
 MOST = 256
 
 
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 class _Workers:
-    """A process's worker threads, which wait for tasks in compiled code, without Python's lock."""
+    """A process's worker threads, which wait for tasks in compiled code, without Python's lock.
+
+    Raises:
+        OSError, AttributeError: the system has no unnamed semaphores.
+    """
 
     def __init__(self) -> None:
-        self._pool: npt.NDArray[np.int64] = memory.aligned(8 * B.SEMAPHORE_WORDS * (1 + MOST)).view(
-            np.int64
-        )
-        self._pool[:] = 0
+        pool = memory.aligned(8 * B.SEMAPHORE_WORDS * (1 + MOST)).view(np.int64)
+        pool[:] = 0
+        # Workers wait in this memory until the process ends, when Python may free it first.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        self.address: int = pool.ctypes.data
         library: Any = ctypes.CDLL(None)
-        for field, name in ((B.SEM_WAIT, "sem_wait"), (B.SEM_POST, "sem_post")):
-            self._pool[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        pool[B.SEM_WAIT], pool[B.SEM_POST] = _address(library.sem_wait), _address(library.sem_post)
         for thread in range(MOST):
             semaphore = self.address + 8 * (B.DONE + B.SEMAPHORE_WORDS * thread)
             if library.sem_init(ctypes.c_void_p(semaphore), 0, 0):
@@ -59,16 +77,8 @@ class _Workers:
         self._serve = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(
             store.addresses([units.SERVE])[units.SERVE]
         )
-        #: The number of threads that a call may have by now, with its own.
-        self.count = 1
+        self._count = 1
         self._is_starting = False
-        # Workers wait in this memory until the process ends, when Python may free it first.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
-
-    @property
-    def address(self) -> int:
-        """The address of the pool."""
-        return self._pool.ctypes.data
 
     def start(self, count: int) -> int:
         """Start workers for calls of so many threads; returns how many threads there are.
@@ -78,89 +88,42 @@ class _Workers:
         if not self._is_starting:
             self._is_starting = True
             try:
-                while self.count < min(count, MOST):
-                    name, place = f"normgrad-{self.count}", (self.address, self.count)
-                    stacks.start(partial(self._serve, *place), name)
-                    self.count += 1
+                while self._count < count:
+                    work = partial(self._serve, self.address, self._count)
+                    stacks.start(work, f"normgrad-{self._count}")
+                    self._count += 1
             except RuntimeError:  # as many as memory and the system's limits allow
                 pass
             finally:
                 self._is_starting = False
-        return min(count, self.count)
+        return min(count, self._count)
 
 
-class _Most(threading.local):
-    """The size of the largest team of OpenMP's threads that a thread has had."""
+class _OfThread(threading.local):
+    #: The size of the largest team of OpenMP's threads that this thread has had.
+    most = 1
 
-    size = 1
 
-
-class _Threads:
-    """The state that decides which threads may run in parallel, and with how many others."""
+class _State:
+    """The threads that this process has started."""
 
     def __init__(self) -> None:
         self.usable = True
-        self.most = _Most()
         self.workers: _Workers | None = None
-        # The lock is reentrant, since a signal handler may compute during a call that holds it.
-        #: Held while a team's threads are started.
+        self.openmp = _OfThread()
+        #: Held while threads are started; reentrant, since a signal handler may compute meanwhile.
         self.starting = threading.RLock()
 
     def forked(self) -> None:
         # Threads do not survive a fork, and starting OpenMP's anew ends or hangs the child. The
         # user's code or PyTorch may have started them.
-        started = self.workers is not None or "torch" in sys.modules
-        self.usable = self.usable and not started
+        self.usable = self.usable and self.workers is None and "torch" not in sys.modules
         self.starting = threading.RLock()
 
 
-def _can_start(count: int) -> bool:
-    """Whether so many threads can be started now; they are started on trial, and end at once.
-
-    OpenMP ends the process if it cannot start its threads, because memory or their number is
-    limited.
-    """
-    gate = threading.Lock()
-    numbers: list[int] = []
-    told = threading.Semaphore(0)
-
-    def wait() -> None:
-        numbers.append(threading.get_native_id())
-        told.release()
-        with gate:
-            pass
-
-    started = 0
-    with gate:
-        try:
-            for _ in range(count):
-                _thread.start_new_thread(wait, ())
-                started += 1
-        except RuntimeError:
-            pass
-        for _ in range(started):
-            told.acquire()
-    # Their resources are free once the system no longer lists them.
-    for number in numbers:
-        while _TASKS.joinpath(str(number)).exists():
-            time.sleep(0)
-    return started == count
-
-
-#: The folder in which Linux lists a process's threads.
-_TASKS = Path("/proc/self/task")
-
-_threads = _Threads()
+_state = _State()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.forked)
-
-
-def _clock() -> int:
-    """The address of clock_gettime(2), whose clocks drive.py knows on Linux alone; else 0."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    return ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
-
+    os.register_at_fork(after_in_child=_state.forked)
 
 #: The driver's tables of teams, kept for as long as their addresses are in use.
 _tables: list[npt.NDArray[np.int64]] = []
@@ -172,52 +135,115 @@ def team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
     unit = units.START if functions is None else units.OPENMP
     address = store.addresses([unit])[unit]
     rest = [address, 0, 0, 0, pool] if functions is None else [*functions, address, 0]
-    table = np.array([_clock(), 0, *rest], np.int64)
+    # drive.py knows the clocks of Linux alone.
+    clock = _address(ctypes.CDLL(None).clock_gettime) if sys.platform.startswith("linux") else 0
+    table = np.array([clock, 0, *rest], np.int64)
     _tables.append(table)
     return Team(table.ctypes.data, count)
 
 
-def ready() -> Team | None:
-    """The team of this thread's next call; None if ``made`` has to start OpenMP's threads."""
-    if not _threads.usable:
+def ready() -> Team:
+    """The team of this thread's next call, whose threads are started as far as they can be."""
+    if not _state.usable:
         return ALONE
     count = min(threads.get_num_threads(), MOST)
     if count == 1:
         return ALONE
-    functions = openmp.of_torch()
+    functions = of_torch()
     if functions is None:
         return _of_workers(count)
-    return team(functions, count) if count <= _threads.most.size else None
+    if count > _state.openmp.most and not _start_openmp(functions, count):
+        return ALONE
+    return team(functions, count)
 
 
 def _of_workers(count: int) -> Team:
     """The team of this thread and worker threads, as far as these can be started."""
-    workers = _threads.workers
-    if workers is None or workers.count < count:
-        with _threads.starting:
-            if _threads.workers is None:
-                try:
-                    _threads.workers = _Workers()
-                except (OSError, AttributeError):  # the system has no such semaphores
-                    _threads.usable = False
-                    return ALONE
-            workers = _threads.workers
-            count = workers.start(count)
+    with _state.starting:
+        try:
+            workers = _state.workers = _state.workers or _Workers()
+        except (OSError, AttributeError):
+            _state.usable = False
+            return ALONE
+        count = workers.start(count)
     return ALONE if count == 1 else team(None, count, workers.address)
 
 
-@contextmanager
-def made() -> Iterator[Team]:
-    """A context with the team for a call, whose threads OpenMP starts in it if need be."""
-    found = ready()
-    if found is not None:
-        yield found
-        return
-    functions = openmp.of_torch()
-    count = min(threads.get_num_threads(), MOST)
-    with _threads.starting:
-        if count > _threads.most.size and not _can_start(count - _threads.most.size):
-            yield ALONE
-            return
-        yield team(functions, count)
-        _threads.most.size = max(count, _threads.most.size)
+def _start_openmp(functions: tuple[int, ...], count: int) -> bool:
+    """Have OpenMP start this thread's team, unless the system cannot start so many threads."""
+    with _state.starting:
+        if not _can_start(count - _state.openmp.most):
+            return False
+        # Any function will do that takes no time, such as that which tells a thread's number.
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_uint] * 2)
+        kind(functions[0])(functions[1], None, count, 0)
+        _state.openmp.most = count
+    return True
+
+
+def _can_start(count: int) -> bool:
+    """Whether so many threads can be started now; they are started on trial, and end at once.
+
+    OpenMP ends the process if it cannot start its threads, because memory or their number is
+    limited.
+    """
+    gate = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=gate.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        pass
+    finally:
+        gate.set()
+    for thread in started:
+        # Its resources are free once Linux no longer lists it.
+        while Path(f"/proc/self/task/{thread.native_id}").exists():
+            time.sleep(0)
+    return len(started) == count
+
+
+#: The OpenMP functions that the driver calls, in the order of its table.
+_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+#: The variables that set the stacks of OpenMP's threads, with the unit of a number without one.
+_STACK_SIZES = {"OMP_STACKSIZE": "k", "GOMP_STACKSIZE": "k", "KMP_STACKSIZE": "b"}
+
+
+def have_room() -> bool:
+    """Whether the stacks of OpenMP's threads have room for kernels.
+
+    The runtime reads the variables once. Without them stacks are as large as that of the main
+    thread may become.
+    """
+    sizes = []
+    for name, unit in _STACK_SIZES.items():
+        parts = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", os.environ.get(name, "").lower())
+        if parts:
+            sizes.append(int(parts[1]) << 10 * "bkmg".index(parts[2] or unit))
+    if not sizes and resource is not None:
+        size = resource.getrlimit(resource.RLIMIT_STACK)[0]
+        sizes = [] if size == resource.RLIM_INFINITY else [size]
+    return min(sizes, default=2 * stacks.ROOM) >= 2 * stacks.ROOM
+
+
+def of_torch() -> tuple[int, ...] | None:
+    """The addresses of PyTorch's OpenMP functions; None if they cannot be shared."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):  # not, or not yet, imported
+        return None
+    return _functions(torch)
+
+
+@cache
+def _functions(torch: ModuleType) -> tuple[int, ...] | None:
+    if sys.platform != "linux" or torch.__file__ is None or not have_room():
+        return None
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+        with suppress(OSError, AttributeError):
+            # Only a runtime that is already loaded: another one has other threads.
+            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            return tuple(_address(getattr(library, name)) for name in _FUNCTIONS)
+    return None
