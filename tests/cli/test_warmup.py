@@ -89,7 +89,7 @@ def test_everything_is_every_kernel_a_program_can_name():
 def test_every_unit_has_a_source():
     from normgrad.backends.cpu import compiler
 
-    assert set(compiler.SOURCES) == set(units.every())
+    assert set(compiler.sources()) == set(units.every())
 
 
 # What is asked for

@@ -33,7 +33,7 @@ CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
 def assembly(pattern: str, operation: str, code: int) -> str:
     """A kernel's machine code, which is compiled anew."""
     module = compiler.module_of(units.kernel(pattern, operation, code))
-    return str(compiler.machine_for(module).emit_assembly(module))
+    return str(compiler.machine().emit_assembly(module))
 
 
 #: Whose machine code is read where not all tests run: each dtype's, of one pattern.

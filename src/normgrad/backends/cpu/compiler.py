@@ -5,93 +5,38 @@ This module imports Numba, and is imported only when something has to be compile
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 from llvmlite import binding as llvm
 from numba import types
 from numba.core.ccallback import CFunc
 
-from . import (
-    along,
-    arithmetic,
-    coefficients,
-    column_moments,
-    columns,
-    drive,
-    forward_along,
-    moves,
-    row_moments,
-    row_writes,
-    rows,
-    statistics,
-    target,
-    units,
-    walk,
-)
+from . import moves, target, units
 from .elements import Operation
 from .helpers import OPTIONS, UNIT_COMPILER
 from .intrinsics import INT_POINTER, POINTERS
-from .layout import ALONG
-from .steps import EXACT
-
-#: The kernels' functions, by access pattern and operation.
-_KERNELS = {
-    "rows": {
-        **dict.fromkeys(("sums", "evaluate", "sums" + ALONG), rows.sums),
-        **dict.fromkeys(("moments", EXACT), row_moments.moments),
-        **dict.fromkeys(("apply", "scale", "normalise"), row_writes.write),
-        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), row_writes.write),
-        "parameters" + ALONG: along.parameters,
-        "gradients" + ALONG: along.gradients,
-        "forward" + ALONG: forward_along.forward,
-    },
-    "columns": {
-        **dict.fromkeys(("sums", "evaluate"), columns.sums),
-        **dict.fromkeys(("moments", EXACT), column_moments.moments),
-        **dict.fromkeys(("apply", "scale", "normalise"), columns.write),
-    },
-}
-#: The units of per-channel arithmetic, by a program's name for it; each is compiled separately.
-_ARITHMETIC = {
-    "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
-    "count": (coefficients.count, arithmetic.SIGNATURE),
-    "weights": (coefficients.weights, arithmetic.SIGNATURE),
-    "gather": (statistics.gather, arithmetic.SIGNATURE),
-    "batch": (coefficients.batch, arithmetic.COEFFICIENTS),
-    "groups": (coefficients.groups, arithmetic.COEFFICIENTS),
-    "constant": (coefficients.constant, arithmetic.COEFFICIENTS),
-}
 
 
-class Source(NamedTuple):
-    """The function and type that a unit is compiled from."""
-
-    function: Any
-    signature: Any
-
-
-def _sources() -> dict[str, Source]:
-    found = {
-        units.DRIVER: Source(drive.drive, drive.SIGNATURE),
-        units.OPENMP: Source(drive.share, drive.SHARE_SIGNATURE),
-        units.START: Source(drive.start, drive.START_SIGNATURE),
-        units.SERVE: Source(drive.serve, drive.SERVE_SIGNATURE),
-        units.TASKS: Source(walk.run_tasks, walk.SIGNATURE),
-        units.TASKS_IN_TILES: Source(walk.in_tiles, walk.TILES_SIGNATURE),
-    }
-    for name, source in _ARITHMETIC.items():
-        found[units.arithmetic(name)] = Source(*source)
+@cache
+def sources() -> dict[str, tuple[Any, Any]]:
+    """All units' functions and signatures, by name."""
+    found = {unit: (_at(function), _at(kind)) for unit, (function, kind) in units.FUNCTIONS.items()}
     for pattern, operation, code in units.kernels():
+        function = _at(units.KERNELS[pattern][operation]).py_func
         kind = types.void(Operation(operation, pattern), *[POINTERS[code]] * 3, INT_POINTER)
-        function = _KERNELS[pattern][operation].py_func
-        found[units.kernel(pattern, operation, code)] = Source(function, kind)
+        found[units.kernel(pattern, operation, code)] = function, kind
     for code, tile in units.movers():
-        found[units.mover(code, tile)] = Source(moves.mover, moves.mover_signature(code, tile))
+        found[units.mover(code, tile)] = moves.mover, moves.mover_signature(code, tile)
     return found
 
 
-#: All units' sources, by name.
-SOURCES = _sources()
+def _at(place: str) -> Any:
+    """What is at a place in this package, such as ``rows.sums``."""
+    module, name = place.split(".")
+    return getattr(import_module(f".{module}", __package__), name)
+
 
 #: Numba's functions for Python's errors. Units refer to them, but never call them.
 _NEVER_CALLED = (
@@ -108,13 +53,12 @@ define void @{}() noinline {{
 
 def object_of(unit: str) -> bytes:
     """A unit's object file, compiled now; it can be loaded without Numba."""
-    module = module_of(unit)
-    return bytes(machine_for(module).emit_object(module))
+    return bytes(machine().emit_object(module_of(unit)))
 
 
 def module_of(unit: str) -> Any:
     """LLVM's module of a unit, optimised, in which nothing but the unit has a symbol."""
-    function, signature = SOURCES[unit]
+    function, signature = sources()[unit]
     made = CFunc(
         function,
         (signature.args, signature.return_type),
@@ -135,13 +79,10 @@ def module_of(unit: str) -> Any:
     return module
 
 
-def machine_for(module: Any) -> Any:
-    """LLVM's description of the processor, for emitting a module."""
-    name, features = target.processor()
-    return llvm.Target.from_triple(module.triple).create_target_machine(
-        cpu=name, features=features, opt=3, reloc="pic", codemodel="small"
-    )
-
-
 def _names(module: Any) -> set[str]:
     return {value.name for value in (*module.functions, *module.global_variables)}
+
+
+def machine() -> Any:
+    """LLVM's description of the processor, for emitting units."""
+    return target.machine(opt=3, reloc="pic", codemodel="small")

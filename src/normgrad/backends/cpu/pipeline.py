@@ -14,7 +14,7 @@ with; helpers.py then takes Numba's own compiler, whose code gives the same bits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,12 +24,12 @@ from numba import _dynfunc, types
 from numba.core import cgutils, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, _LowerResult
-from numba.core.compiler_machinery import PassManager
 from numba.core.funcdesc import PythonFunctionDescriptor
 from numba.core.ir_utils import build_definitions
 from numba.core.lowering import Lower
 from numba.core.rewrites.static_getitem import RewriteConstGetitems
 from numba.core.ssa import reconstruct_ssa
+from numba.core.targetconfig import ConfigStack
 from numba.core.transforms import canonicalize_cfg
 from numba.core.typed_passes import NativeLowering
 
@@ -155,27 +155,6 @@ def _without_phi_nodes(state: Any) -> None:
     state.func_ir._definitions = build_definitions(state.func_ir.blocks)
 
 
-class _Passes(PassManager):  # type: ignore[misc]
-    """The passes from a function's bytecode to LLVM's code, whose last is ``lower``."""
-
-    def __init__(self, name: str, lower: Callable[[Any], None]) -> None:
-        super().__init__(name)
-        self._lower = lower
-
-    def run(self, state: Any) -> None:
-        """Run all passes."""
-        untyped_passes.TranslateByteCode().run_pass(state)
-        untyped_passes.FixupArgs().run_pass(state)
-        _without_dead_branches(state)
-        _with_constant_indices(state)
-        _with_single_assignments(state)
-        with _resolving_once(state.typingctx):
-            typed_passes.NopythonTypeInference().run_pass(state)
-        _without_phi_nodes(state)
-        self._lower(state)
-        typed_passes.NoPythonBackend().run_pass(state)
-
-
 def _lower_unit(state: Any) -> None:
     """Lower Numba's code to LLVM's."""
     state.library = _Unit(state.targetctx.codegen(), state.func_id.func_qualname)
@@ -187,9 +166,21 @@ class UnitCompiler(CompilerBase):  # type: ignore[misc]
 
     _lower = staticmethod(_lower_unit)
 
-    def define_pipelines(self) -> list[PassManager]:
-        """As Numba's method."""
-        return [_Passes("normgrad", self._lower)]
+    def _compile_core(self) -> Any:
+        """Run the passes from a function's bytecode to LLVM's code."""
+        state = self.state
+        with ConfigStack().enter(state.flags.copy()):
+            untyped_passes.TranslateByteCode().run_pass(state)
+            untyped_passes.FixupArgs().run_pass(state)
+            _without_dead_branches(state)
+            _with_constant_indices(state)
+            _with_single_assignments(state)
+            with _resolving_once(state.typingctx):
+                typed_passes.NopythonTypeInference().run_pass(state)
+            _without_phi_nodes(state)
+            self._lower(state)
+            typed_passes.NoPythonBackend().run_pass(state)
+        return state.cr
 
 
 class PartCompiler(UnitCompiler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llvmlite import binding as llvm
 
@@ -70,14 +70,18 @@ def levels_here() -> list[str]:
     ]
 
 
-def _code_of(source: str) -> str:
-    """The processor's code for a function in LLVM's language."""
+def machine(**options: Any) -> Any:
+    """LLVM's description of the processor, for emitting code."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name, features = processor()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    machine = target.create_target_machine(cpu=name, features=features)
-    return str(machine.emit_assembly(llvm.parse_assembly(source)))
+    kind = llvm.Target.from_triple(llvm.get_process_triple())
+    return kind.create_target_machine(cpu=name, features=features, **options)
+
+
+def _code_of(source: str) -> str:
+    """The processor's code for a function in LLVM's language."""
+    return str(machine().emit_assembly(llvm.parse_assembly(source)))
 
 
 @cache

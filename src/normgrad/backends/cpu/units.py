@@ -27,18 +27,46 @@ _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
 _SINGLE, _DOUBLE = dtypes.float32.code, dtypes.float64.code
 #: The kinds of arithmetic that have a unit of their own, by flag.
 _ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
-#: The units of per-channel arithmetic, by a program's name for it.
-ARITHMETIC = ("channels", *_ALONE.values(), "batch", "groups", "constant")
 
-_BOTH = "sums", "evaluate", "moments", EXACT, "apply", "scale", "normalise"
-#: The operations that have kernels, by access pattern.
-_OPERATIONS = {
-    "rows": (
-        *_BOTH,
-        *(name + ALONG for name in ("sums", "apply", "normalise")),
-        *(name + ALONG for name in ("parameters", "gradients", "forward")),
-    ),
-    "columns": _BOTH,
+
+def arithmetic(name: str) -> str:
+    """The name of a unit of per-channel arithmetic, from a program's name for it."""
+    return f"arithmetic: {name}"
+
+
+#: The functions and signatures of units other than kernels and movers, by module.
+FUNCTIONS = {
+    DRIVER: ("drive.drive", "drive.SIGNATURE"),
+    OPENMP: ("drive.share", "drive.SHARE_SIGNATURE"),
+    START: ("drive.start", "drive.START_SIGNATURE"),
+    SERVE: ("drive.serve", "drive.SERVE_SIGNATURE"),
+    TASKS: ("walk.run_tasks", "walk.SIGNATURE"),
+    TASKS_IN_TILES: ("walk.in_tiles", "walk.TILES_SIGNATURE"),
+    arithmetic("channels"): ("arithmetic.arithmetic", "arithmetic.SIGNATURE"),
+    arithmetic("count"): ("coefficients.count", "arithmetic.SIGNATURE"),
+    arithmetic("weights"): ("coefficients.weights", "arithmetic.SIGNATURE"),
+    arithmetic("gather"): ("statistics.gather", "arithmetic.SIGNATURE"),
+    arithmetic("batch"): ("coefficients.batch", "arithmetic.COEFFICIENTS"),
+    arithmetic("groups"): ("coefficients.groups", "arithmetic.COEFFICIENTS"),
+    arithmetic("constant"): ("coefficients.constant", "arithmetic.COEFFICIENTS"),
+}
+#: The kernels' functions, by access pattern and operation.
+KERNELS = {
+    "rows": {
+        **dict.fromkeys(("sums", "evaluate"), "rows.sums"),
+        **dict.fromkeys(("moments", EXACT), "row_moments.moments"),
+        **dict.fromkeys(("apply", "scale", "normalise"), "row_writes.write"),
+        "sums" + ALONG: "rows.sums",
+        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), "row_writes.write"),
+        "parameters" + ALONG: "along.parameters",
+        "gradients" + ALONG: "along.gradients",
+        "forward" + ALONG: "forward_along.forward",
+    },
+    "columns": {
+        **dict.fromkeys(("sums", "evaluate"), "columns.sums"),
+        **dict.fromkeys(("moments", EXACT), "column_moments.moments"),
+        **dict.fromkeys(("apply", "scale", "normalise"), "columns.write"),
+    },
 }
 #: The codes of the dtypes for which an operation has no kernel.
 _UNUSED = {
@@ -50,7 +78,7 @@ _UNUSED = {
 
 def kernels() -> Iterator[tuple[str, str, int]]:
     """The access pattern, operation and dtype's code of every kernel."""
-    for pattern, operations in _OPERATIONS.items():
+    for pattern, operations in KERNELS.items():
         for operation, code in itertools.product(operations, _DTYPES):
             if code not in _UNUSED.get(operation, ()):
                 yield pattern, operation, code
@@ -61,11 +89,6 @@ def movers() -> Iterator[tuple[int, int]]:
     for code, tile in itertools.product(_DTYPES, _DTYPES):
         if tile in (code, _SINGLE, _DOUBLE):
             yield code, tile
-
-
-def arithmetic(name: str) -> str:
-    """The name of a unit of per-channel arithmetic, from a program's name for it."""
-    return f"arithmetic: {name}"
 
 
 def kernel(pattern: str, operation: str, code: int) -> str:
@@ -86,8 +109,7 @@ def symbol(unit: str) -> str:
 def every() -> list[str]:
     """The names of all units."""
     return [
-        *(DRIVER, OPENMP, START, SERVE, TASKS, TASKS_IN_TILES),
-        *map(arithmetic, ARITHMETIC),
+        *FUNCTIONS,
         *itertools.starmap(kernel, kernels()),
         *itertools.starmap(mover, movers()),
     ]
