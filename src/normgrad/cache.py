@@ -73,15 +73,16 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def sealed(content: bytes, name: str) -> bytes:
-    """The content of a file with a digest of it and of its name at the end."""
-    return content + hashlib.sha256(name.encode() + content).digest()
+def sealed(path: Path, content: bytes) -> bytes:
+    """What to write to a path: the content, and a digest of it and of the path's last two parts."""
+    place = f"{path.parent.name}/{path.name}"
+    return content + hashlib.sha256(place.encode() + content).digest()
 
 
-def unsealed(file: bytes, name: str) -> bytes | None:
-    """The content of a sealed file; None if it is damaged, or was sealed with another name."""
+def unsealed(path: Path, file: bytes) -> bytes | None:
+    """The content of a sealed file; None if it is damaged, or was sealed for another place."""
     content = file[: -hashlib.sha256().digest_size]
-    return content if sealed(content, name) == file else None
+    return content if sealed(path, content) == file else None
 
 
 def kernels() -> list[Path]:

@@ -57,10 +57,9 @@ def _after_in_child() -> None:
 # Hooks run in the reverse order of registration. The hook of logging takes a lock that Numba needs
 # while it compiles. That hook is registered before this one (by the import), so it runs later, and
 # its lock is free while a fork waits here.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
-    )
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+)
 
 
 _interrupts_are_ours = True

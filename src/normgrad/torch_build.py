@@ -28,7 +28,7 @@ _MORE_FLAGS = "NORMGRAD_TORCH_FLAGS"
 
 _SOURCES = Path(__file__).parent / "torch" / "csrc"
 #: The folder of a wheel's library in the package.
-PACKAGED = _SOURCES.parent / "lib"
+PACKAGED = _SOURCES.parent / "lib" / cache.TORCH
 #: The source that includes the others.
 _MAIN = "operators.cpp"
 #: OpenMP's functions are those of PyTorch's own runtime, so that nothing is linked for them.
@@ -96,7 +96,7 @@ def _is_whole(made: Path) -> bool:
     A library that lost its end would end the process that loads it.
     """
     content = made.read_bytes() if made.parent == PACKAGED else cache.read(made) or b""
-    return cache.unsealed(content, made.name) is not None
+    return cache.unsealed(made, content) is not None
 
 
 def build() -> Path:
@@ -130,7 +130,7 @@ def build() -> Path:
         source = str(_SOURCES / _MAIN)
         command = [*compiler, *_flags(), *folders, source, "-o", str(out), *_LIBRARIES]
         compilers.compiled(command, Path(work), "the library for PyTorch")
-        cache.write(made, cache.sealed(out.read_bytes(), made.name))
+        cache.write(made, cache.sealed(made, out.read_bytes()))
     for old in made.parent.glob(f"{_prefix()}*.so"):
         if old != made:
             old.unlink(missing_ok=True)

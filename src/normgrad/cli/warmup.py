@@ -63,10 +63,11 @@ def warmup(
     rest = [unit for unit in units if unit not in found]
     if rest:
         with show.progress(len(rest)) as advance:
-            made = store.compiled(rest, lambda unit: advance(unit) if unit else None)
+            made = store.compiled(rest, lambda: None)
             with closing(made):  # an interrupt ends its processes
                 for unit, content in made:
                     _keep(unit, content)
+                    advance(unit)
     ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
     rows = [("kernels", (ready, *info.kernels_kept()))]
     if not (operator or dtype or layout) and version("torch") != NOT_INSTALLED:

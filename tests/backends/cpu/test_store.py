@@ -34,7 +34,7 @@ def empty(monkeypatch, tmp_path):
     """An empty cache folder, and a process that has loaded nothing."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_loaded", {})
-    monkeypatch.setattr(store, "_warned", False)
+    monkeypatch.setattr(store, "_said", set())
     return tmp_path / "cache" / cache.KERNELS
 
 
@@ -57,19 +57,21 @@ def compiled(monkeypatch):
 # Files
 
 
-FILE = cache.sealed(b"machine code", "folder/name")
+PLACE = Path("somewhere/folder/name")
+FILE = cache.sealed(PLACE, b"machine code")
 
 
-def test_a_sealed_file_has_what_was_sealed():
-    for content in (b"", b"machine code"):
-        assert cache.unsealed(cache.sealed(content, "name"), "name") == content
-    assert FILE.startswith(b"machine code")  # tools for object files can read it
-    assert cache.unsealed(FILE, "folder/name") == b"machine code"
+@pytest.mark.parametrize("content", [b"", b"machine code"])
+def test_a_sealed_file_has_what_was_sealed(content):
+    file = cache.sealed(PLACE, content)
+    assert file.startswith(content)  # so that tools can read it
+    assert cache.unsealed(PLACE, file) == content
 
 
-@pytest.mark.parametrize("name", ["folder/other", "other/name", ""])
-def test_nothing_is_taken_from_a_file_of_another_name(name):
-    assert cache.unsealed(FILE, name) is None
+def test_nothing_is_taken_from_a_file_of_another_place():
+    assert cache.unsealed(Path("elsewhere/folder/name"), FILE) == b"machine code"
+    assert cache.unsealed(Path("somewhere/folder/other"), FILE) is None
+    assert cache.unsealed(Path("somewhere/other/name"), FILE) is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_nothing_is_taken_from_a_file_of_another_name(name):
     ],
 )
 def test_nothing_is_taken_from_a_damaged_file(content):
-    assert cache.unsealed(content, "folder/name") is None
+    assert cache.unsealed(PLACE, content) is None
 
 
 def test_units_have_symbols_of_their_own():
@@ -269,9 +271,9 @@ def package(monkeypatch, tmp_path, empty):
 
 def brought(level=LEVEL, unit=UNIT):
     """The file of a unit in the package, which is made."""
-    path = store.PACKAGED / store.folder_of(level) / store.file_of(unit)
+    path = store.packaged(level) / store.file_of(unit)
     path.parent.mkdir(parents=True)
-    path.write_bytes(store.sealed(path, b"brought"))
+    path.write_bytes(cache.sealed(path, b"brought"))
     return path
 
 
@@ -479,9 +481,9 @@ def test_processes_that_wait_end_by_themselves(monkeypatch):
     assert list(processes.compiled([UNIT], 1, lambda: None))
     (process,) = processes._idle[-1:]
     deadline = time.monotonic() + 60
-    while process._process.returncode is None and time.monotonic() < deadline:
+    while process.process.returncode is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert process._process.returncode is not None
+    assert process.process.returncode is not None
     assert processes._idle == []
 
 
@@ -540,7 +542,6 @@ def test_numba_that_a_file_tells_to_compile_nothing(empty, monkeypatch):
 def told(empty, compiled, monkeypatch, caplog):
     """Compiles two units; returns what was said by then."""
     monkeypatch.setattr(store, "LONG", 0.0)
-    monkeypatch.setattr(store.Progress, "is_said", False)
     monkeypatch.delenv(notices.QUIET, raising=False)
 
     def compile_two():

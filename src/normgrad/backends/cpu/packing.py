@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ... import cache
 from . import store, target, units
 
 
@@ -24,11 +25,11 @@ def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     kind = target.LEVELS[level]
     features = ",".join(f"+{name}" for name in kind.more)
     os.environ.update(NUMBA_CPU_NAME=kind.processor, NUMBA_CPU_FEATURES=features)
-    made = folder / store.folder_of(level)
+    made = folder / store.packaged(level).name
     made.mkdir(parents=True, exist_ok=True)
-    for unit, content in store.compiled(chosen or units.every(), lambda unit: None):
+    for unit, content in store.compiled(chosen or units.every(), lambda: None):
         path = made / store.file_of(unit)
-        path.write_bytes(store.sealed(path, content))
+        path.write_bytes(cache.sealed(path, content))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ _LONG = {"arithmetic: channels": 4, "tasks": 2}
 
 
 class _Process:
-    """A process that compiles one unit at a time.
+    """A process that compiles one unit at a time, and the last that it was given.
 
     Raises:
         OSError: it cannot be started.
@@ -56,7 +56,7 @@ class _Process:
         paths.append(str(Path(__file__).parents[3]))
         self.connection, answer = Pipe()  # anything may print to its standard output
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(paths), str(answer.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -70,7 +70,6 @@ class _Process:
             raise
         finally:
             answer.close()
-        #: The unit that it was given last.
         self.unit = ""
 
     def give(self, unit: str) -> None:
@@ -81,14 +80,9 @@ class _Process:
 
     def end(self) -> None:
         """Kill it, and wait for its end."""
-        self._process.kill()
+        self.process.kill()
         self.connection.close()
-        self._process.wait()
-
-    def forget(self) -> None:
-        """Leave it to the process that this one was forked from."""
-        self._process.returncode = 0
-        self.connection.close()
+        self.process.wait()
 
 
 #: The processes that wait for more.
@@ -103,12 +97,13 @@ def _end_all() -> None:
 
 
 def _forget_all() -> None:
-    while _idle:
-        _idle.pop().forget()
+    """Leave them to the process that this one was forked from."""
+    for process in _idle:
+        process.process.returncode = 0
+    _idle.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _end_soon() -> None:

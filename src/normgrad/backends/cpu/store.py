@@ -35,7 +35,7 @@ from .units import symbol
 FOLDER = Path(__file__).parent
 #: Files outside this folder whose constants kernels use.
 _SHARED = tuple(f"{name}.py" for name in ("dtypes", "layout", "memory", "problem"))
-#: The folder with those that wheels bring, for each level.
+#: The folder with a folder for each level that the wheel brings kernels for.
 PACKAGED = FOLDER / "kernels"
 #: The number of folders of kernels that are kept for each user: those of other checkouts, versions
 #: and processors, of which the one that was written to last is this one.
@@ -49,10 +49,13 @@ LONG = 2.0
 _NUMBA = 256 << 20
 
 #: The most processes that compile at once; each takes some 200 MB.
-MOST_PROCESSES = 16
+_MOST_PROCESSES = 16
 
 #: The addresses of the units that this process has loaded.
 _loaded: dict[str, int] = {}
+
+#: What this process has said, which it says once.
+_said: set[str] = set()
 
 
 @cache
@@ -72,7 +75,7 @@ def digest() -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def numba_spec() -> ModuleSpec | None:
+def _numba() -> ModuleSpec | None:
     """Where Numba is installed; None if it is not."""
     with suppress(ValueError):  # sys.modules has something else of that name
         return find_spec("numba")
@@ -81,33 +84,22 @@ def numba_spec() -> ModuleSpec | None:
 
 def _numbas_version() -> str:
     """The version of Numba by its installation's folder: importing its metadata takes 70 ms."""
-    found = numba_spec()
+    found = _numba()
     if found is None or found.origin is None:
         return ""
     installed = Path(found.origin).parents[1].glob("numba-*.dist-info")
     return " ".join(sorted(path.name for path in installed))
 
 
-def folder_of(level: str) -> str:
-    """The name of the folder with the package's kernels for a level."""
-    return f"{level}-{sources()[:16]}"
+def packaged(level: str) -> Path:
+    """The folder of the package's kernels for a level, as these sources would be compiled."""
+    return PACKAGED / f"{level}-{sources()[:16]}"
 
 
 @cache
 def level() -> str | None:
     """The level whose kernels the package brings for this processor; None if there is none."""
-    found = (name for name in target.levels_here() if (PACKAGED / folder_of(name)).is_dir())
-    return next(found, None)
-
-
-def _place(path: Path) -> str:
-    """A file's folder, whose name tells what it was compiled from and for, and its name."""
-    return f"{path.parent.name}/{path.name}"
-
-
-def sealed(path: Path, content: bytes) -> bytes:
-    """What is written to a path for an object file."""
-    return folders.sealed(content, _place(path))
+    return next((name for name in target.levels_here() if packaged(name).is_dir()), None)
 
 
 def file_of(unit: str) -> str:
@@ -115,33 +107,27 @@ def file_of(unit: str) -> str:
     return f"{symbol(unit)}.o"
 
 
-def _path(unit: str) -> Path:
+def _cached(unit: str) -> Path:
+    """The place of a unit's object file in the cache folder."""
     return folders.folder() / folders.KERNELS / digest()[:16] / file_of(unit)
-
-
-def _brought(unit: str) -> bytes | None:
-    """A unit's object file from the package; None if there is none that is whole."""
-    used = level()
-    if used is None:
-        return None
-    path = PACKAGED / folder_of(used) / file_of(unit)
-    with suppress(OSError):
-        return folders.unsealed(path.read_bytes(), _place(path))
-    return None
-
-
-def _kept(unit: str) -> bytes | None:
-    """A unit's object file from the cache folder; None if there is none that is whole."""
-    with suppress(OSError):
-        path = _path(unit)
-        return folders.unsealed(folders.read(path) or b"", _place(path))
-    return None
 
 
 def find(units: Iterable[str]) -> dict[str, bytes]:
     """The object files of those units that are in the package or in the cache folder."""
-    found = {unit: _brought(unit) or _kept(unit) for unit in units}
-    return {unit: content for unit, content in found.items() if content is not None}
+    used, found = level(), {}
+    for unit in units:
+        content = None
+        with suppress(OSError):
+            if used is not None:
+                path = packaged(used) / file_of(unit)
+                content = folders.unsealed(path, path.read_bytes())
+        with suppress(OSError):
+            if content is None:
+                path = _cached(unit)
+                content = folders.unsealed(path, folders.read(path) or b"")
+        if content is not None:
+            found[unit] = content
+    return found
 
 
 def keep(unit: str, content: bytes) -> None:
@@ -150,9 +136,9 @@ def keep(unit: str, content: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = _path(unit)
+    path = _cached(unit)
     is_new = not path.parent.is_dir()
-    folders.write(path, sealed(path, content))
+    folders.write(path, folders.sealed(path, content))
     if is_new:
         _remove_old(path.parent)
 
@@ -173,7 +159,7 @@ def check() -> None:
     """
     if level() is not None:
         return
-    if numba_spec() is None:
+    if _numba() is None:
         raise KernelError(
             f"this processor ({target.processor().name}) has none of the levels that the package "
             "has kernels for, and Numba, which compiles kernels, is not installed; allowed: "
@@ -191,11 +177,10 @@ def _check_setting(setting: object) -> None:
 
 
 def compiled(
-    units: Sequence[str], advance: Callable[[str | None], object]
+    units: Sequence[str], tick: Callable[[], object]
 ) -> Generator[tuple[str, bytes], None, None]:
-    """Compile units; yields each with its object file.
+    """Compile units; yields each with its object file, and calls ``tick`` while nothing happens.
 
-    ``advance`` is called with the name of each unit that is done, and from time to time with None.
     A unit that no other process could compile is compiled in this one, which shows why.
 
     Raises:
@@ -206,16 +191,13 @@ def compiled(
     with loading():
         from . import processes
     rest = list(units)
-    count = min(this_machine().cores, MOST_PROCESSES)
-    with closing(processes.compiled(units, count, lambda: advance(None))) as done:
+    count = min(this_machine().cores, _MOST_PROCESSES)
+    with closing(processes.compiled(units, count, tick)) as done:
         for unit, content in done:
             rest.remove(unit)
-            advance(unit)
             yield unit, content
     for unit in rest:
-        content = _compiled_here(unit)
-        advance(unit)
-        yield unit, content
+        yield unit, _compiled_here(unit)
 
 
 def _compiled_here(unit: str) -> bytes:
@@ -229,56 +211,40 @@ def _compiled_here(unit: str) -> bytes:
         return object_of(unit)
 
 
-class Progress:
-    """What whoever waits for kernels is told: one line in a process, after some seconds."""
+def _compile(units: Sequence[str]) -> dict[str, bytes]:
+    """Compile units and keep them; after some seconds say why the caller is waiting."""
+    start, objects = time.monotonic(), dict[str, bytes]()
 
-    is_said = False
+    def tick() -> None:
+        if "waiting" not in _said and time.monotonic() - start >= LONG:
+            _said.add("waiting")
+            notices.say(
+                "normgrad compiles kernels, once for this processor: %d of %d are done "
+                "(`normgrad warmup` does it beforehand)",
+                len(objects),
+                len(units),
+            )
 
-    def __init__(self, count: int) -> None:
-        self._start, self._done, self._count = time.monotonic(), 0, count
-
-    def __call__(self, unit: str | None) -> None:
-        """Note that a unit is done, or only that time has passed."""
-        self._done += unit is not None
-        if Progress.is_said or time.monotonic() - self._start < LONG:
-            return
-        Progress.is_said = True
-        notices.say(
-            "normgrad compiles kernels, once for this processor: %d of %d are done "
-            "(`normgrad warmup` does it beforehand)",
-            self._done,
-            self._count,
-        )
-
-
-_warned = False
+    with closing(compiled(units, tick)) as new:
+        for unit, content in new:
+            objects[unit] = content
+            _keep_or_warn(unit, content)
+            tick()
+    return objects
 
 
-def keep_or_warn(unit: str, content: bytes) -> None:
-    """Write a unit's object file to the cache folder; if it cannot be kept, warn once."""
-    global _warned
+def _keep_or_warn(unit: str, content: bytes) -> None:
     try:
         keep(unit, content)
     except OSError as error:
-        if not _warned:
-            _warned = True
+        if "not kept" not in _said:
+            _said.add("not kept")
             warnings.warn(
                 f"compiled kernels cannot be kept on disk ({error}); each process compiles them "
                 f"again. Set {folders.VARIABLE} to a folder that can be written.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-@cache
-def _engine() -> Any:
-    """LLVM's engine that makes object files ready to run; they stay as long as it does."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    # This manager of memory reserves an object's sections together: code reaches its constants
-    # only within 2 GiB.
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
 
 
 def addresses(units: Iterable[str]) -> dict[str, int]:
@@ -303,12 +269,18 @@ def _provide(units: Sequence[str]) -> None:
         missing = [unit for unit in units if unit not in _loaded]
         objects = find(missing)
         rest = [unit for unit in missing if unit not in objects]
-        if rest:
-            with closing(compiled(rest, Progress(len(rest)))) as new:
-                for unit, content in new:
-                    keep_or_warn(unit, content)
-                    objects[unit] = content
-        _load(objects)
+        _load({**objects, **(_compile(rest) if rest else {})})
+
+
+@cache
+def _engine() -> Any:
+    """LLVM's engine that makes object files ready to run; they stay as long as it does."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    # This manager of memory reserves an object's sections together: code reaches its constants
+    # only within 2 GiB.
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
 
 
 def _load(objects: Mapping[str, bytes]) -> None:

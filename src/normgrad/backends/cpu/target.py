@@ -79,9 +79,9 @@ def machine(**options: Any) -> Any:
     return kind.create_target_machine(cpu=name, features=features, **options)
 
 
-def _code_of(source: str) -> str:
-    """The processor's code for a function in LLVM's language."""
-    return str(machine().emit_assembly(llvm.parse_assembly(source)))
+def _code_has(text: str, source: str) -> bool:
+    """Whether a text is in the processor's code for functions in LLVM's language."""
+    return text in str(machine().emit_assembly(llvm.parse_assembly(source)))
 
 
 @cache
@@ -91,39 +91,30 @@ def converts_halves() -> bool:
     If not, LLVM calls functions of a compiler's runtime library. A process need not have it, and
     LLVM ends a process without it.
     """
-    code = _code_of("""
-        define float @widened(half %value) {
-          %wide = fpext half %value to float
-          ret float %wide
-        }
-    """)
-    return "__extendhfsf2" not in code
+    widen = "define float @f(half %a) { %b = fpext half %a to float ret float %b }"
+    return not _code_has("__extendhfsf2", widen)
 
 
 @cache
 def rounds_to_bfloat16() -> bool:
     """Whether it rounds float32 to bfloat16, to nearest even, in one instruction."""
-    code = _code_of("""
-        define <16 x bfloat> @rounded(<16 x float> %value) {
-          %found = fptrunc <16 x float> %value to <16 x bfloat>
-          ret <16 x bfloat> %found
-        }
-    """)
-    return "vcvtneps2bf16" in code and has_many_registers()
+    narrow = """define <16 x bfloat> @f(<16 x float> %a) {
+        %b = fptrunc <16 x float> %a to <16 x bfloat>
+        ret <16 x bfloat> %b
+    }"""
+    return _code_has("vcvtneps2bf16", narrow) and has_many_registers()
 
 
 @cache
 def has_many_registers() -> bool:
     """Whether it has AVX-512's 32 vector registers, which come with registers for masks (%k1)."""
-    code = _code_of("""
-        define <8 x float> @larger(<8 x float> %a, <8 x float> %b) {
-          %more = fcmp ogt <8 x float> %a, %b
-          %sum = fadd <8 x float> %a, %b
-          %found = select <8 x i1> %more, <8 x float> %sum, <8 x float> %b
-          ret <8 x float> %found
-        }
-    """)
-    return "%k" in code
+    select = """define <8 x float> @f(<8 x float> %a, <8 x float> %b) {
+        %larger = fcmp ogt <8 x float> %a, %b
+        %sum = fadd <8 x float> %a, %b
+        %either = select <8 x i1> %larger, <8 x float> %sum, <8 x float> %b
+        ret <8 x float> %either
+    }"""
+    return _code_has("%k", select)
 
 
 @cache
@@ -132,16 +123,14 @@ def masks_halves() -> bool:
 
     If not, LLVM reads and writes them one by one.
     """
-    code = _code_of("""
-        declare <32 x i16> @llvm.masked.load.v32i16.p0(ptr, i32, <32 x i1>, <32 x i16>)
-        define <32 x i16> @read(ptr %from, <32 x i16> %other) {
-          %mask = icmp sgt <32 x i16> %other, zeroinitializer
-          %read = call <32 x i16> @llvm.masked.load.v32i16.p0(
+    load = """declare <32 x i16> @llvm.masked.load.v32i16.p0(ptr, i32, <32 x i1>, <32 x i16>)
+    define <32 x i16> @f(ptr %from, <32 x i16> %other) {
+        %mask = icmp sgt <32 x i16> %other, zeroinitializer
+        %a = call <32 x i16> @llvm.masked.load.v32i16.p0(
             ptr %from, i32 1, <32 x i1> %mask, <32 x i16> %other)
-          ret <32 x i16> %read
-        }
-    """)
-    return "vmovdqu16" in code
+        ret <32 x i16> %a
+    }"""
+    return _code_has("vmovdqu16", load)
 
 
 @cache

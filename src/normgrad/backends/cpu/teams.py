@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 import sys
 import threading
 import time
@@ -25,11 +26,6 @@ import numpy.typing as npt
 from ... import memory, stacks, threads
 from . import block as B
 from . import store, units
-
-try:
-    import resource
-except ImportError:  # on Windows
-    resource = None  # type: ignore[assignment]
 
 
 class Team(NamedTuple):
@@ -122,8 +118,7 @@ class _State:
 
 
 _state = _State()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_state.forked)
+os.register_at_fork(after_in_child=_state.forked)
 
 #: The driver's tables of teams, kept for as long as their addresses are in use.
 _tables: list[npt.NDArray[np.int64]] = []
@@ -223,7 +218,7 @@ def have_room() -> bool:
         parts = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", os.environ.get(name, "").lower())
         if parts:
             sizes.append(int(parts[1]) << 10 * "bkmg".index(parts[2] or unit))
-    if not sizes and resource is not None:
+    if not sizes:
         size = resource.getrlimit(resource.RLIMIT_STACK)[0]
         sizes = [] if size == resource.RLIM_INFINITY else [size]
     return min(sizes, default=2 * stacks.ROOM) >= 2 * stacks.ROOM
