@@ -25,14 +25,14 @@ _places = struct.Struct(f"{PLACES}Q").pack
 
 
 class Runner:
-    """A program with its units, ready to run on addresses.
+    """A schedule with its units, ready to run on addresses.
 
     Attributes:
         driver: the address of the driver.
         template: the block without the addresses of tensors.
         steps: the steps, one after the other.
         program: the driver's table, which has the addresses of ``template`` and ``steps``.
-        parallel: whether the program wants a team of threads.
+        parallel: whether the schedule wants a team of threads.
     """
 
     def __init__(self, schedule: Schedule) -> None:

@@ -1,4 +1,4 @@
-"""The units of machine code that programs call, by name, and their addresses.
+"""The units of machine code that schedules call, by name, and their addresses.
 
 A unit is a C function that is called through its address, which the store finds (store.py).
 """
@@ -15,7 +15,7 @@ from .layout import ALONG
 from .schedule import Schedule
 from .steps import EXACT, Step
 
-#: The driver, which runs a program's steps.
+#: The driver, which runs a schedule's steps.
 DRIVER = "driver"
 #: The walk of a task through the tensors; and the walk with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
@@ -30,7 +30,7 @@ _ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
 
 
 def arithmetic(name: str) -> str:
-    """The name of a unit of per-channel arithmetic, from a program's name for it."""
+    """The name of a unit of per-channel arithmetic, from a schedule's name for it."""
     return f"arithmetic: {name}"
 
 
@@ -116,7 +116,7 @@ def every() -> list[str]:
 
 
 def of_schedule(schedule: Schedule) -> dict[int, str]:
-    """The units that all steps of a program share, by the block's fields for their addresses."""
+    """The units that all steps of a schedule share, by the block's fields for their addresses."""
     layout = schedule.layout
     found = {
         B.MOVERS + tensor: mover(dtype.code, layout.dtype.code)
@@ -143,7 +143,7 @@ def of_step(schedule: Schedule, step: Step) -> dict[int, str]:
 
 
 def needed(schedule: Schedule) -> list[str]:
-    """All units that a program may need, whichever threads it runs on."""
+    """All units that a schedule may need, whichever threads it runs on."""
     units = [DRIVER, *of_schedule(schedule).values()]
     for step in schedule.steps:
         units += of_step(schedule, step).values()
