@@ -1,6 +1,6 @@
 """The operations on elements, in which kernels differ: the terms of sums, and dx or y.
 
-The loops of :mod:`.rows` and :mod:`.columns` are the same for all operations. A kernel is compiled
+The loops of :mod:`.reduce` and :mod:`.write` are the same for all operations. A kernel is compiled
 for one operation, which is the type of its first argument. ``tensors`` are dy, x and dx from a
 row's first element on; a part of a row starts at its element k, and is in lanes (see lanes.py).
 """
@@ -11,8 +11,8 @@ from numba import types
 from numba.core.extending import models, register_model
 
 from .helpers import by_types, helper
-from .intrinsics import inlined, shift
-from .lanes import as_loaded, prefetch_lanes, product, zero_lanes
+from .intrinsics import inlined, item_size, shift, two_sum
+from .lanes import as_loaded, double_lanes, fused, minus, prefetch_lanes, product, splat, zero_lanes
 from .layout import ALONG
 from .parts import load_part, merge_part, store_part, store_part_by_words
 
@@ -36,7 +36,7 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
 
 
 @helper
-def further(tensors, steps, count):
+def advance(tensors, steps, count):
     """Advance the tensors' pointers by ``count`` steps, of rows or channels."""
     return (
         shift(tensors[0], count * steps[0]), shift(tensors[1], count * steps[1]),
@@ -45,7 +45,7 @@ def further(tensors, steps, count):
 
 
 @by_types
-def added(operation, tensors, k, terms, sums, part, streaming):
+def add_terms(operation, tensors, k, terms, sums, part, streaming):
     """Add a part of a row to two sums: dy and dy·(x − mean), or x − mean and (x − mean)².
 
     ``terms`` are the mean and gain in lanes, and the weights along the row. Products start the sums
@@ -57,7 +57,7 @@ def added(operation, tensors, k, terms, sums, part, streaming):
         def moments(operation, tensors, k, terms, sums, part, streaming):
             x = tensors[1]
             d = merge_part(x, load_part(x, k, part) - terms[0], zero_lanes(x, x), part)
-            return with_terms(sums, x, x, d, d, part)
+            return add_products(sums, x, x, d, d, part)
 
         return moments
     evaluates, along = operation.operation == "evaluate", operation.along
@@ -71,13 +71,13 @@ def added(operation, tensors, k, terms, sums, part, streaming):
             write(dx, k, terms[1] * d, part, streaming)
         if along:
             d = d * as_loaded(dy, load_part(terms[2], k, part))
-        return with_terms(sums, dy, x, d, centred, part)
+        return add_products(sums, dy, x, d, centred, part)
 
     return products
 
 
 @by_types
-def with_terms(sums, dy, x, d, centred, part):
+def add_products(sums, dy, x, d, centred, part):
     """Add d and d·centred to two sums, or start these if ``sums`` is None.
 
     The first product is rounded: were it added to 0, LLVM would choose, for each processor, which
@@ -90,6 +90,38 @@ def with_terms(sums, dy, x, d, centred, part):
     return lambda sums, dy, x, d, centred, part: (
         sums[0] + d, merge_part(dy, sums[1] + d * centred, sums[1], part)
     )  # fmt: skip
+
+
+@by_types
+def exact_terms(operation, tensors, k, mean, terms, part):
+    """The terms of two sums of a part of a row in float64, each with its rounding error.
+
+    In a sum of few terms the rounding of each term to float32 would show. The errors matter in
+    float64 arithmetic alone. ``terms`` are as in ``add_terms``, and dx is written as there.
+    """
+    evaluates, along = operation.operation == "evaluate", operation.along
+
+    def exact(operation, tensors, k, mean, terms, part):
+        dy, x, dx = tensors
+        values = load_part(dy, k, part)
+        none = splat(0.0)
+        d, d_error = double_lanes(values), none
+        centred, centred_error = two_sum(double_lanes(load_part(x, k, part)), minus(mean))
+        if evaluates:
+            store_part(dx, k, terms[1] * values, part, False)
+        if along:
+            weight = double_lanes(as_loaded(dy, load_part(terms[2], k, part)))
+            weighted = product(d, weight)
+            d, d_error = weighted, fused(d, weight, minus(weighted))
+        value = product(d, centred)
+        error = fused(d, centred, minus(value)) + product(d, centred_error)
+        if along:
+            error = error + product(d_error, centred)
+        return (d, d_error), (
+            merge_part(dy, value, none, part), merge_part(dy, error, none, part)
+        )  # fmt: skip
+
+    return exact
 
 
 @by_types
@@ -109,7 +141,7 @@ def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
 
 
 @by_types
-def written(operation, tensors, k, coefficients, part):
+def linear_form(operation, tensors, k, coefficients, part):
     """Compute dx or y of a part of a row.
 
     The coefficients are lanes: gain, shift, mean, slope and scale.
@@ -125,12 +157,19 @@ def written(operation, tensors, k, coefficients, part):
             coefficients[0] * (load_part(tensors[1], k, part) - coefficients[2]) + coefficients[1]
         )
 
-    def applied(operation, tensors, k, coefficients, part):
+    def gradient(operation, tensors, k, coefficients, part):
         gain, offset, mean, slope, scale = coefficients
         inner = offset + slope * (load_part(tensors[1], k, part) - mean)
         return scale * (gain * load_part(tensors[0], k, part) - inner)
 
-    return applied
+    return gradient
+
+
+@by_types
+def coefficient_count(operation):
+    """How many of the coefficients an operation takes, from the first on."""
+    count = {"scale": 1, "evaluate": 1, "normalise": 3, "apply": 5}.get(operation.operation, 0)
+    return lambda operation: count
 
 
 @helper
@@ -141,8 +180,15 @@ def prefetch_inputs(tensors, dy, x):
     prefetch_lanes(tensors[1], x)
 
 
+@helper
+def prefetch_bytes_ahead(tensors, distance, k):
+    """Prefetch what is so many bytes after a part of dy and x."""
+    at = k + distance // item_size(tensors[0])
+    prefetch_inputs(tensors, at, at)
+
+
 @by_types
-def fetched(operation, tensors, k, ahead):
+def prefetch_beside_write(operation, tensors, k, ahead):
     """Prefetch what lies ``ahead`` elements after a part of a row, if the operation gains by it."""
     if operation.operation == "forward":
         return lambda operation, tensors, k, ahead: prefetch_lanes(tensors[1], k + ahead)
@@ -154,10 +200,3 @@ def fetched(operation, tensors, k, ahead):
             prefetch_inputs(tensors, k + ahead, k + ahead)
 
     return both
-
-
-@by_types
-def coefficients_used(operation):
-    """How many of the coefficients an operation takes, from the first on."""
-    count = {"scale": 1, "evaluate": 1, "normalise": 3, "apply": 5}.get(operation.operation, 0)
-    return lambda operation: count

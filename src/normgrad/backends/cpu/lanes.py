@@ -277,7 +277,7 @@ def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
 def halves_added(emit: Emitter, lanes: Any) -> Any:
     """Half as many lanes in float64: the two halves are added in their own type.
 
-    This is the last addition in that type; CHAIN in rows.py tells how many the bound allows.
+    This is the last addition in that type; CHAIN in reduce.py tells how many the bound allows.
     """
     return _first_halves(emit.builder, lanes)
 

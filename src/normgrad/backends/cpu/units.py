@@ -53,19 +53,19 @@ FUNCTIONS = {
 #: The kernels' functions, by access pattern and operation.
 KERNELS = {
     "rows": {
-        **dict.fromkeys(("sums", "evaluate"), "rows.sums"),
-        **dict.fromkeys(("moments", EXACT), "row_moments.moments"),
-        **dict.fromkeys(("apply", "scale", "normalise"), "row_writes.write"),
-        "sums" + ALONG: "rows.sums",
-        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), "row_writes.write"),
-        "parameters" + ALONG: "along.parameters",
-        "gradients" + ALONG: "along.gradients",
-        "forward" + ALONG: "forward_along.forward",
+        **dict.fromkeys(("sums", "evaluate"), "reduce.reduce_rows"),
+        **dict.fromkeys(("moments", EXACT), "reduce_moments.moments_of_rows"),
+        **dict.fromkeys(("apply", "scale", "normalise"), "write.write_rows"),
+        "sums" + ALONG: "reduce.reduce_rows",
+        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), "write.write_rows"),
+        "parameters" + ALONG: "groups.parameters",
+        "gradients" + ALONG: "groups.gradients",
+        "forward" + ALONG: "groups.forward",
     },
     "columns": {
-        **dict.fromkeys(("sums", "evaluate"), "columns.sums"),
-        **dict.fromkeys(("moments", EXACT), "column_moments.moments"),
-        **dict.fromkeys(("apply", "scale", "normalise"), "columns.write"),
+        **dict.fromkeys(("sums", "evaluate"), "reduce.reduce_columns"),
+        **dict.fromkeys(("moments", EXACT), "reduce_moments.moments_of_columns"),
+        **dict.fromkeys(("apply", "scale", "normalise"), "write.write_columns"),
     },
 }
 #: The codes of the dtypes for which an operation has no kernel.

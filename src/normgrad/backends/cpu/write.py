@@ -1,4 +1,4 @@
-"""Kernels that write rows of dx or y, of each channel or of adjacent channels as one run.
+"""Kernels that write dx or y: rows of each channel, rows of adjacent channels as one run, columns.
 
 A run is written in whole cache lines, as stores that bypass the caches must be. While these wait
 for the memory, elements that are read next are prefetched.
@@ -6,12 +6,16 @@ for the memory, elements that are read next are prefetched.
 
 from __future__ import annotations
 
-from numba import types
-
 from ...memory import LINE
 from . import block as B
-from .elements import coefficients_at, fetched, further, written
-from .helpers import by_types, helper
+from .elements import (
+    advance,
+    coefficient_count,
+    coefficients_at,
+    linear_form,
+    prefetch_beside_write,
+)
+from .helpers import by_types, helper, passed
 from .intrinsics import (
     address_of,
     doubles_at,
@@ -19,12 +23,14 @@ from .intrinsics import (
     item_size,
     not_inlined,
     plain,
+    real_buffer,
     reals_at,
     smaller,
 )
-from .lanes import LANES, splat_like
-from .parts import merge_part, store_part
-from .rows import three, to_next_task
+from .lanes import LANES, load_lanes, splat_like
+from .layout import PAGE
+from .parts import merge_part, over_row, store_part
+from .reduce import BUFFER, QUARTERS, fill_row, quarters, shape_of, streams_lines, three
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -34,17 +40,23 @@ SPLIT = 2 * LANES
 
 
 @helper
+def prefetch_distance(job):
+    """How many elements later lies what the next task sums; 0 if it is not prefetched."""
+    return get(job, B.J_NEXT) * get(job, B.J_CHANNEL_STEPS)
+
+
+@helper
 def compute_part(operation, tensors, k, coefficients, along, part):
     """Compute a part of a row of dx or y."""
     here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
-    return written(operation, tensors, k, here, part)
+    return linear_form(operation, tensors, k, here, part)
 
 
 @helper
 def write_part(operation, tensors, k, coefficients, along, part, streaming):
     """Compute and write a part of a row of dx or y."""
-    found = compute_part(operation, tensors, k, coefficients, along, part)
-    store_part(tensors[2], k, found, part, streaming)
+    lanes = compute_part(operation, tensors, k, coefficients, along, part)
+    store_part(tensors[2], k, lanes, part, streaming)
 
 
 @helper
@@ -61,38 +73,37 @@ def write_head(operation, tensors, coefficients, along, count):
 def write_lanes(operation, tensors, k, end, coefficients, along, ahead, streaming):
     """Write whole lanes from element k on; returns where they end."""
     while k + LANES <= end:
-        fetched(operation, tensors, k, ahead)
+        prefetch_beside_write(operation, tensors, k, ahead)
         write_part(operation, tensors, k, coefficients, along, None, streaming)
         k += LANES
     return k
 
 
-@by_types
-def write_row(operation, tensors, coefficients, along, count, ahead, past_caches):
-    """Write a row; unless ``past_caches`` is None, its whole cache lines with streaming stores.
+@helper
+def write_row(operation, tensors, coefficients, along, count, ahead):
+    """Write a row through the caches.
 
     The coefficients are lanes. The row's last lanes may overlap the lanes before: processors write
     whole vectors faster than parts. They are computed first, since dx may overwrite dy or x.
     ``ahead`` is how many elements later lies what may be prefetched.
     """
+    if count < LANES:
+        write_part(operation, tensors, plain(0), coefficients, along, count, False)
+        return
+    last = compute_part(operation, tensors, count - LANES, coefficients, along, None)
+    for k in range(0, count - LANES, LANES):
+        prefetch_beside_write(operation, tensors, k, ahead)
+        write_part(operation, tensors, k, coefficients, along, None, False)
+    store_part(tensors[2], count - LANES, last, None, False)
 
-    def write(operation, tensors, coefficients, along, count, ahead, past_caches):
-        if count < LANES:
-            write_part(operation, tensors, plain(0), coefficients, along, count, False)
-            return
-        last = compute_part(operation, tensors, count - LANES, coefficients, along, None)
-        for k in range(0, count - LANES, LANES):
-            fetched(operation, tensors, k, ahead)
-            write_part(operation, tensors, k, coefficients, along, None, False)
-        store_part(tensors[2], count - LANES, last, None, False)
 
-    def stream(operation, tensors, coefficients, along, count, ahead, past_caches):
-        k = write_head(operation, tensors, coefficients, along, count)
-        k = write_lanes(operation, tensors, k, count, coefficients, along, ahead, True)
-        if k < count:
-            write_part(operation, tensors, k, coefficients, along, count - k, False)
-
-    return write if isinstance(past_caches, types.NoneType) else stream
+@helper
+def stream_row(operation, tensors, coefficients, along, count, ahead):
+    """Write a row, its whole cache lines with streaming stores."""
+    k = write_head(operation, tensors, coefficients, along, count)
+    k = write_lanes(operation, tensors, k, count, coefficients, along, ahead, True)
+    if k < count:
+        write_part(operation, tensors, k, coefficients, along, count - k, False)
 
 
 @helper
@@ -114,19 +125,19 @@ def parameters_along(dy, x, job):
 
 
 @helper
-def write_rows(operation, dy, x, dx, job):
+def write_each_row(operation, dy, x, dx, job):
     """Write dx or y of each channel's rows."""
     not_inlined()
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
     rows, run, along = get(job, B.J_ROWS), get(job, B.J_RUN), parameters_along(dy, x, job)
-    first, per_group, ahead = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP), to_next_task(job)
+    first, per_group, ahead = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP), prefetch_distance(job)
     group, left = first // per_group, per_group - first % per_group
     for c in range(get(job, B.J_CHANNELS)):
         coefficients = coefficients_of(dy, x, job, first + c, group)
-        here = further((dy, x, dx), apart, c)
+        here = advance((dy, x, dx), apart, c)
         for _ in range(rows):
-            write_row(operation, here, coefficients, along, run, ahead, None)
-            here = further(here, steps, 1)
+            write_row(operation, here, coefficients, along, run, ahead)
+            here = advance(here, steps, 1)
         group, left = next_group(group, left, per_group)
 
 
@@ -137,7 +148,7 @@ def write_run(operation, tensors, job, channel, channels, streaming):
     Lanes that two channels share are computed with the coefficients of each.
     """
     dy, x, dx = tensors
-    run, along, ahead = get(job, B.J_RUN), parameters_along(dy, x, job), to_next_task(job)
+    run, along, ahead = get(job, B.J_RUN), parameters_along(dy, x, job), prefetch_distance(job)
     per_group = get(job, B.J_PER_GROUP)
     group, left = channel // per_group, per_group - channel % per_group
     coefficients = coefficients_of(dy, x, job, channel, group)
@@ -150,13 +161,13 @@ def write_run(operation, tensors, job, channel, channels, streaming):
             group, left = next_group(group, left, per_group)
             coefficients = coefficients_of(dy, x, job, channel + c, group)
             if k < end:
-                found = merge_part(
+                lanes = merge_part(
                     dy,
                     compute_part(operation, tensors, k, before, along, None),
                     compute_part(operation, tensors, k, coefficients, along, None),
                     end - k,
                 )
-                store_part(dx, k, found, None, streaming)
+                store_part(dx, k, lanes, None, streaming)
                 k += LANES
         elif k < end:
             write_part(operation, tensors, k, coefficients, along, end - k, False)
@@ -183,10 +194,10 @@ def write_runs(operation, dy, x, dx, job, streaming):
     first, channels = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS)
     together = channels if are_adjacent(operation, job) else 1
     for c in range(0, channels, together):
-        here = further((dy, x, dx), apart, c)
+        here = advance((dy, x, dx), apart, c)
         for _ in range(get(job, B.J_ROWS)):
             write_run(operation, here, job, first + c, together, streaming)
-            here = further(here, steps, 1)
+            here = advance(here, steps, 1)
 
 
 @helper
@@ -219,10 +230,58 @@ def are_split(operation, dx, job):
 
 
 @helper
-def write(operation, dy, x, dx, job):
+def write_rows(operation, dy, x, dx, job):
     """Write dx or y, with streaming stores if they are asked for."""
     streaming = is_streamed(dx, job)
     if streaming or are_split(operation, dx, job):
         write_runs(operation, dy, x, dx, job, streaming)
     else:
-        write_rows(operation, dy, x, dx, job)
+        write_each_row(operation, dy, x, dx, job)
+
+
+@passed
+def write_part_of_columns(arguments, c, part):
+    """Write a part of some rows of columns."""
+    operation, tensors, steps, rows, terms, ahead, streaming = arguments
+    coefficients = (
+        load_lanes(terms[0], c), load_lanes(terms[1], c), load_lanes(terms[2], c),
+        load_lanes(terms[3], c), load_lanes(terms[4], c),
+    )  # fmt: skip
+    for _ in range(rows):
+        prefetch_beside_write(operation, tensors, c, ahead)
+        lanes = linear_form(operation, tensors, c, coefficients, part)
+        store_part(tensors[2], c, lanes, part, streaming)
+        tensors = advance(tensors, steps, 1)
+
+
+@helper
+def write_columns(operation, dy, x, dx, job):
+    """Write dx or y, a row of each quarter at a time, whose coefficients are loaded once.
+
+    In a piece they come in memory's order, so that the processor prefetches what is written too.
+    """
+    _, channels, run, repeat = shape_of(job)
+    per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
+    apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
+    terms = (
+        real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
+        real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
+    )  # fmt: skip
+    for i in range(coefficient_count(operation)):
+        # Each channel has its own gain and shift.
+        fill_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
+    count, width = get(job, B.J_ROWS), channels * run * repeat
+    ahead = PAGE // item_size(dx) if get(job, B.J_AHEAD) != 0 else prefetch_distance(job)
+    streaming = streams_lines(job, dx, width, apart[2])
+    rows = count // repeat
+    quarter, far = quarters(rows, apart)
+    for r in range(quarter):
+        here = advance((dy, x, dx), apart, r)
+        arguments = operation, here, far, QUARTERS, terms, ahead, streaming
+        over_row(write_part_of_columns, arguments, width)
+    # The rows that are left over, and the rest of a row.
+    for r in range(QUARTERS * quarter, rows + 1):
+        m = smaller(repeat, count - r * repeat)
+        here = advance((dy, x, dx), apart, r)
+        arguments = operation, here, apart, 1, terms, ahead, streaming
+        over_row(write_part_of_columns, arguments, channels * run * m)

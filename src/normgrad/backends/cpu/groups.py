@@ -1,0 +1,439 @@
+"""Kernels for rows that are statistics groups, whose elements have the parameters (layer norm).
+
+``gradients`` sums rows, writes their dx and adds them to the parameters' sums. ``parameters`` does
+so for rows whose own sums are known. ``forward`` takes some rows' moments and writes their y. A row
+stays in the nearest caches from its sums or moments to its dx or y.
+"""
+
+from __future__ import annotations
+
+from math import isfinite, sqrt
+
+from . import block as B
+from .accumulate import BATCH, fold, gather_sums, start_sums, sum_of_total
+from .coefficients import NORMAL_SINGLES, holds, keep_precision
+from .conversions import HalfStorage
+from .elements import advance, exact_terms, linear_form, prefetch_bytes_ahead, prefetch_inputs
+from .helpers import by_types, helper, passed
+from .intrinsics import (
+    bits_to_double,
+    double_buffer,
+    doubles_at,
+    get,
+    inlined,
+    item_size,
+    larger,
+    load,
+    not_inlined,
+    pairs_buffer,
+    put,
+    real_buffer,
+    reals_at,
+    shift,
+    smaller,
+)
+from .lanes import (
+    EIGHT,
+    LANES,
+    as_loaded,
+    double_lanes,
+    in_sequence,
+    load_lanes,
+    put_lanes,
+    splat,
+    splat_like,
+    sum_of_lanes,
+    sums_of_eight,
+    zero_lanes,
+)
+from .layout import FETCHED, PAGE, ROWS, SHORT, SPAN
+from .parts import load_part, over_row, store_part
+from .reduce import BUFFER, put_short_row, streams_lines, sums_of, three, totals_of_rows
+from .reduce_moments import moments_of_channels
+from .target import has_many_registers
+from .vectors import canonical
+from .write import is_streamed, parameters_along, stream_row, write_row
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Offsets of the rows' coefficients in a buffer, in the order of a job's fields.
+GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS, 5 * ROWS
+COEFFICIENTS = 6 * ROWS
+#: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
+DISTANCE = 1 << 13
+#: The size of buffers for the sums of some rows, which are stored in whole lanes.
+TOTALS = ROWS + LANES
+#: The rows in a chain of long rows' sums for the parameters. A term has one rounding of x − μ, one
+#: of its factor 1/std and one of the product, so 10 further additions are within the bound of 16.
+ROW_CHAIN = 11
+#: The size of buffers for a short row, beyond whose end the last lanes may reach.
+ROW = SHORT + LANES
+#: The bytes of x in rows that are written together after their moments: they stay in the L1 cache
+#: beside what is written.
+NEAR = 8 << 10
+
+
+@helper
+def read_coefficients(job, row, rows, coefficients):
+    """Read the coefficients of some rows, rounded to the arithmetic's type."""
+    for field in range(COEFFICIENTS // ROWS):
+        values = shift(doubles_at(get(job, B.J_GAIN + field)), row)
+        for r in range(rows):
+            put(coefficients, field * ROWS + r, get(values, r))
+
+
+@helper
+def compute_coefficients(job, rows, means, invstds, sums, coefficients):
+    """Compute some rows' coefficients (see ``row_coefficients`` and coefficients.py) from sums.
+
+    They are rounded to float32, for which float64 is exact enough.
+    """
+    not_inlined()
+    m, centred = bits_to_double(get(job, B.J_DIVISOR)), get(job, B.J_CENTRED) != 0
+    normal, weights = NORMAL_SINGLES, doubles_at(get(job, B.J_RANGE))
+    least, most, one = get(weights, 1), get(weights, 2), 1.0 / m
+    for r in range(rows):
+        invstd, total, projection = get(invstds, r), get(sums[0], r), get(sums[1], r)
+        several = invstd - invstd if m > 1.0 else 0.0
+        t, p = total * one if centred else 0.0, (projection + several) * one * (invstd * invstd)
+        gained, sloped = invstd * t, invstd * p
+        fits = keep_precision(least, most, invstd, normal) & holds(invstd, invstd, 1.0, normal)
+        fits &= holds(gained, invstd, t, normal) & holds(sloped, invstd, p, normal)
+        put(coefficients, GAIN + r, invstd if fits else 1.0)
+        put(coefficients, SHIFT + r, canonical(gained if fits else t))
+        put(coefficients, MEAN + r, get(means, r))
+        put(coefficients, SLOPE + r, canonical(sloped if fits else p))
+        put(coefficients, SCALE + r, 1.0 if fits else canonical(invstd))
+        put(coefficients, INVSTD + r, invstd)
+
+
+@helper
+def round_statistics(rows, means, invstds, coefficients):
+    """Round what the parameters' sums need of some rows' coefficients."""
+    for r in range(rows):
+        put(coefficients, MEAN + r, get(means, r))
+        put(coefficients, INVSTD + r, get(invstds, r))
+
+
+@helper
+def row_coefficients(coefficients, r):
+    """A row's coefficients in lanes: gain, shift, mean, slope, scale and 1/std."""
+    return (
+        splat(get(coefficients, GAIN + r)), splat(get(coefficients, SHIFT + r)),
+        splat(get(coefficients, MEAN + r)), splat(get(coefficients, SLOPE + r)),
+        splat(get(coefficients, SCALE + r)), splat(get(coefficients, INVSTD + r)),
+    )  # fmt: skip
+
+
+@helper
+def write_part(operation, tensors, c, weight, of_row, part, streaming):
+    """Write dx of a part of a row."""
+    gain, offset, mean, slope, scale, _ = of_row
+    weighted = gain * weight, offset, mean, slope, scale
+    store_part(tensors[2], c, linear_form(operation, tensors, c, weighted, part), part, streaming)
+
+
+@helper
+def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, streaming):
+    """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
+    dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
+    if writes:
+        write_part(operation, tensors, c, weight, of_row, part, streaming)
+    return sums[0] + dy, sums[1] + dy * (centred * of_row[5])
+
+
+@by_types
+def prefetches_beside_parameters(tensor):
+    """Whether rows are prefetched where dx is written, rather than where they are summed.
+
+    Where sums fill the registers, float32 and float64 would lose by it.
+    """
+    beside = isinstance(tensor.dtype, HalfStorage) or has_many_registers()
+    return lambda tensor: beside
+
+
+@helper
+def prefetch_later_rows(tensors, c, ahead, writes):
+    """Prefetch what is read later, since no processor foresees so many rows at once."""
+    if prefetches_beside_parameters(tensors[0]) or not writes:
+        prefetch_inputs(tensors, c + ahead[0], c + ahead[1])
+
+
+@helper
+def add_chain(arguments, c, part, weight, zero, first):
+    """Sum every other row of a part of their elements, from row ``first`` on."""
+    operation, tensors, steps, rows, _, coefficients, _, writes, streaming, ahead = arguments
+    chain, here = (zero, zero), advance(tensors, steps, first)
+    for r in range(first, rows, 2):
+        prefetch_later_rows(here, c, ahead, writes)
+        of_row = row_coefficients(coefficients, r)
+        chain = add_and_write(operation, here, c, weight, of_row, chain, part, writes, streaming)
+        here = advance(here, steps, 2)
+    return chain
+
+
+@passed
+def add_rows(arguments, c, part):
+    """Add some rows to the sums of a part of their elements, in two chains.
+
+    One comes after the other: registers may not hold the sums of two.
+    """
+    tensors, weights, sums = arguments[1], arguments[4], arguments[6]
+    weight = as_loaded(tensors[0], load_part(weights, c, part))
+    zero = zero_lanes(tensors[0], tensors[1])
+    a = add_chain(arguments, c, part, weight, zero, 0)
+    b = add_chain(arguments, c, part, weight, zero, 1)
+    fold(zero, sums[0], c, a[0] + b[0], zero)
+    fold(zero, sums[1], c, a[1] + b[1], zero)
+
+
+@helper
+def fold_in_sequence(tensor, sums, c, lanes, part):
+    """Add a part of a chain to sums in float64, which end where the row does."""
+    doubles = double_lanes(in_sequence(tensor, lanes))
+    store_part(sums, c, load_part(sums, c, part) + doubles, part, False)
+
+
+@passed
+def add_row(arguments, c, part):
+    """Add a part of a row to a chain in the nearest caches, and write its dx if asked.
+
+    The chain is folded if it is full.
+    """
+    inlined()
+    operation, tensors, weights, coefficients, chain, sums, writes, streaming, is_full = arguments
+    dy = tensors[0]
+    prefetch_bytes_ahead(tensors, DISTANCE, c)
+    weight, of_row = as_loaded(dy, load_part(weights, c, part)), row_coefficients(coefficients, 0)
+    lanes = load_lanes(chain[0], c), load_lanes(chain[1], c)
+    first, second = add_and_write(
+        operation, tensors, c, weight, of_row, lanes, part, writes, streaming
+    )
+    if is_full:
+        fold_in_sequence(dy, sums[0][0], c, first, part)
+        fold_in_sequence(dy, sums[1][0], c, second, part)
+        first, second = zero_lanes(dy, dy), zero_lanes(dy, dy)
+    put_lanes(chain[0], c, first)
+    put_lanes(chain[1], c, second)
+
+
+@passed
+def write_part_of_rows(arguments, c, part):
+    """Write dx of a part of some rows."""
+    operation, tensors, steps, rows, weights, coefficients, _, writes, streaming, ahead = arguments
+    weight = as_loaded(tensors[0], load_part(weights, c, part))
+    for r in range(rows):
+        prefetch_later_rows(tensors, c, ahead, writes)
+        of_row = row_coefficients(coefficients, r)
+        write_part(operation, tensors, c, weight, of_row, part, streaming)
+        tensors = advance(tensors, steps, 1)
+
+
+@helper
+def parameters(operation, dy, x, dx, job):
+    """Add each row's contribution to the parameter gradients, and write its dx if asked."""
+    count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
+    coefficients = real_buffer(COEFFICIENTS, dy, x)
+    weight, ahead = reals_at(get(job, B.J_WEIGHT), dy, x), (FETCHED, FETCHED)
+    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
+    zero, writes = zero_lanes(dy, x), get(job, B.J_WRITES) != 0
+    for k in range(0, run, SPAN):
+        width, weights = smaller(SPAN, run - k), shift(weight, k)
+        tensors = advance((dy, x, dx), (1, 1, 1), k)
+        streaming = streams_lines(job, tensors[2], width, steps[2])
+        start_sums(columns, width, zero)
+        for i in range(0, count, ROWS):
+            rows, here = smaller(ROWS, count - i), advance(tensors, steps, i)
+            read_coefficients(job, get(job, B.J_CHANNEL) + i, rows, coefficients)
+            arguments = (
+                operation, here, steps, rows, weights, coefficients, columns, writes, streaming,
+                ahead,
+            )  # fmt: skip
+            over_row(add_rows, arguments, width)
+        gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
+
+
+@by_types
+def rounds_terms(tensor):
+    """Whether the rounding of each term to float32 would show in a sum of few: not in a half's."""
+    shows = not isinstance(tensor.dtype, HalfStorage)
+    return lambda tensor: shows
+
+
+@helper
+def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ahead):
+    """Sum some short rows, in float32 eight at a time; ``sums`` has room for whole lanes.
+
+    Where ``ahead``, later rows are prefetched.
+    """
+    dy, x = tensors[0], tensors[1]
+    batch, zero = (real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)), zero_lanes(dy, x)
+    is_exact = run < LANES and rounds_terms(dy)
+    here = tensors
+    for first in range(0, rows, EIGHT):
+        for r in range(first, smaller(first + EIGHT, rows)):
+            terms = splat_like(dy, x, get(means, r)), zero, weight
+            if is_exact:
+                d, value = exact_terms(operation, here, 0, splat(get(means, r)), terms, run)
+                put(sums[0], r, sum_of_lanes(d[0]))
+                put(sums[1], r, sum_of_lanes(value[0]))
+            else:
+                if ahead:
+                    for c in range(0, run, LANES):
+                        prefetch_bytes_ahead(here, DISTANCE, c)
+                put_short_row(operation, here, run, terms, batch, r - first)
+            here = advance(here, steps, 1)
+        if not is_exact:
+            put_lanes(shift(sums[0], first), 0, sums_of_eight(batch[0]))
+            put_lanes(shift(sums[1], first), 0, sums_of_eight(batch[1]))
+
+
+@helper
+def sum_row(operation, tensors, run, mean, weight, sums):
+    """Sum a row."""
+    terms = splat_like(tensors[0], tensors[1], mean), zero_lanes(tensors[0], tensors[1]), weight
+    totals = totals_of_rows(operation, tensors, (0, 0, 0), 1, run, terms, False, False)
+    put(sums[0], 0, sum_of_total(totals[0])[0])
+    put(sums[1], 0, sum_of_total(totals[1])[0])
+
+
+@helper
+def gradients_of_short_rows(operation, dy, x, dx, job):
+    """The gradients of short rows, some of which are in the L1 cache from their sums to their dx.
+
+    The parameters' sums stay in registers.
+    """
+    not_inlined()
+    count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
+    weights = reals_at(get(job, B.J_WEIGHT), dy, x)
+    columns = (double_buffer(ROW), double_buffer(1)), (double_buffer(ROW), double_buffer(1))
+    first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
+    writes, adds = get(job, B.J_WRITES) != 0, get(job, B.J_ADDS) != 0
+    means = shift(doubles_at(get(job, B.J_MEAN)), first)
+    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
+    start_sums(columns, run, zero)
+    streaming = streams_lines(job, dx, run, steps[2])
+    coefficients = real_buffer(COEFFICIENTS, dy, x)
+    sums = double_buffer(TOTALS), double_buffer(TOTALS)
+    ahead = ROWS * steps[0], ROWS * steps[1]
+    prefetches = get(job, B.J_AHEAD) != 0 and not prefetches_beside_parameters(dy)
+    for i in range(0, count, ROWS):
+        rows, here = smaller(ROWS, count - i), advance((dy, x, dx), steps, i)
+        mean, invstd = shift(means, i), shift(invstds, i)
+        if writes:
+            sum_short_rows(operation, here, steps, rows, run, mean, weights, sums, prefetches)
+            compute_coefficients(job, rows, mean, invstd, sums, coefficients)
+        else:
+            round_statistics(rows, mean, invstd, coefficients)
+        arguments = (
+            operation, here, steps, rows, weights, coefficients, columns, writes, streaming, ahead
+        )  # fmt: skip
+        if adds:
+            over_row(add_rows, arguments, run)
+        else:
+            over_row(write_part_of_rows, arguments, run)
+    if adds:
+        gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))
+
+
+@helper
+def gradients_of_long_rows(operation, dy, x, dx, job):
+    """The gradients of longer rows, or the parameters' alone, one row after the other.
+
+    A row is in the nearest caches from its sums to its dx, and so are the parameters' sums. Their
+    chains take the place that float64 arithmetic has for errors, twice what they need.
+    """
+    not_inlined()
+    count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
+    weights = reals_at(get(job, B.J_WEIGHT), dy, x)
+    chain = reals_at(get(job, B.J_SUMS + 1), dy, x), reals_at(get(job, B.J_SUMS + 3), dy, x)
+    first, writes, adds = get(job, B.J_CHANNEL), get(job, B.J_WRITES) != 0, get(job, B.J_ADDS) != 0
+    means = shift(doubles_at(get(job, B.J_MEAN)), first)
+    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
+    streaming, columns = streams_lines(job, dx, run, steps[2]), sums_of(job)
+    coefficients = real_buffer(COEFFICIENTS, dy, x)
+    sums = double_buffer(1), double_buffer(1)
+    here = dy, x, dx
+    for i in range(count):
+        mean, invstd = shift(means, i), shift(invstds, i)
+        if writes:
+            sum_row(operation, here, run, get(mean, 0), weights, sums)
+            compute_coefficients(job, 1, mean, invstd, sums, coefficients)
+        else:
+            round_statistics(1, mean, invstd, coefficients)
+        if adds:
+            is_full = (i + 1) % ROW_CHAIN == 0 or i + 1 == count
+            arguments = (
+                operation, here, weights, coefficients, chain, columns, writes, streaming, is_full
+            )  # fmt: skip
+            over_row(add_row, arguments, run)
+        else:
+            one_row = (
+                operation, here, steps, 1, weights, coefficients, columns, writes, streaming,
+                (0, 0),
+            )  # fmt: skip
+            over_row(write_part_of_rows, one_row, run)
+        here = advance(here, steps, 1)
+
+
+@helper
+def gradients(operation, dy, x, dx, job):
+    """Sum each row, write its dx, and add the row to the parameters' sums, as far as wanted."""
+    run, writes = get(job, B.J_RUN), get(job, B.J_WRITES) != 0
+    # Rows a quarter of a page apart evict one another, unless their sums have just read them.
+    if run <= SHORT and (writes or run * item_size(dy) < PAGE // 4):
+        gradients_of_short_rows(operation, dy, x, dx, job)
+    else:
+        gradients_of_long_rows(operation, dy, x, dx, job)
+
+
+@helper
+def choose_pilots(job, x, step, first, rows):
+    """Choose what some rows' moments are about: their first elements (see prepare)."""
+    pilots, centred = doubles_at(get(job, B.J_MEAN)), get(job, B.J_CENTRED) != 0
+    for r in range(rows):
+        value = load(x, r * step) if centred else 0.0
+        put(pilots, first + r, value if isfinite(value) else 0.0)
+
+
+@helper
+def compute_statistics(job, first, rows, means, invstds):
+    """Compute some rows' mean and 1/std from their moments, for the loop that writes y.
+
+    It rounds them to float32, for which float64 is exact enough.
+    """
+    one, eps = 1.0 / bits_to_double(get(job, B.J_DIVISOR)), bits_to_double(get(job, B.J_EPS))
+    pilots, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
+    totals, squares = shift(sums[0][0], first), shift(sums[1][0], first)
+    centred = get(job, B.J_CENTRED) != 0
+    for r in range(rows):
+        change = get(totals, r) * one if centred else 0.0
+        variance = get(squares, r) * one - change * change
+        put(means, r, canonical(get(pilots, r) + change))
+        put(invstds, r, canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps)))
+
+
+@helper
+def forward(operation, dy, x, dx, job):
+    """Normalise rows, which stay in a core's nearest cache from their moments to their y.
+
+    The moments stay in the workspace, from which ``statistics`` computes what is returned.
+    """
+    first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
+    steps, streaming = three(job, B.J_CHANNEL_STEPS), is_streamed(dx, job)
+    at_once = larger(1, smaller(EIGHT, NEAR // (run * item_size(x))))
+    along, ahead = parameters_along(x, x, job), NEAR // item_size(x)
+    means, invstds = double_buffer(EIGHT), double_buffer(EIGHT)
+    for start in range(0, count, at_once):
+        c, rows, here = first + start, smaller(at_once, count - start), shift(x, start * steps[1])
+        choose_pilots(job, here, steps[1], c, rows)
+        moments_of_channels(operation, here, job, c, c + rows)
+        compute_statistics(job, c, rows, means, invstds)
+        for r in range(rows):
+            tensors = advance((dy, x, dx), steps, start + r)
+            gain, mean = splat_like(x, x, get(invstds, r)), splat_like(x, x, get(means, r))
+            coefficients = gain, gain, mean, gain, gain
+            if streaming:
+                stream_row(operation, tensors, coefficients, along, run, ahead)
+            else:
+                write_row(operation, tensors, coefficients, along, run, ahead)

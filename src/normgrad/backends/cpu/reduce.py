@@ -1,0 +1,377 @@
+"""Kernels that sum dy and dy·(x − mean) of each channel; all tensors have one dtype.
+
+In the pattern *rows* a channel's elements are contiguous. They are summed in lanes, in the
+arithmetic's type, in chains that are folded into float64.
+
+In *columns* a position's channels are contiguous. A row is long enough to be worth a loop: where
+there are few channels it has several adjacent positions (channels-last images), and where channels
+are short it has all their positions (NCHW with small images). Each element of the row is summed
+down the rows, in a lane of its own; then the elements of each channel are added up.
+"""
+
+from __future__ import annotations
+
+from ...memory import LINE
+from . import block as B
+from .accumulate import (
+    BATCH,
+    add_batch,
+    add_chains,
+    add_to_total,
+    fold,
+    gather_sums,
+    is_compensated,
+    put_in_batch,
+    start_sums,
+    start_total,
+)
+from .elements import (
+    add_terms,
+    advance,
+    coefficient_count,
+    exact_terms,
+    prefetch_bytes_ahead,
+    prefetch_inputs,
+)
+from .helpers import helper, passed
+from .intrinsics import (
+    address_of,
+    double_buffer,
+    doubles_at,
+    get,
+    inlined,
+    item_size,
+    load,
+    not_inlined,
+    pairs_buffer,
+    plain,
+    put,
+    real_buffer,
+    reals_at,
+    shift,
+    smaller,
+    store,
+)
+from .lanes import (
+    EIGHT,
+    LANES,
+    as_loaded,
+    double_lanes,
+    load_lanes,
+    put_lanes,
+    splat,
+    splat_like,
+    zero_lanes,
+)
+from .layout import FETCHED, PAGE, SHORT, SPAN
+from .parts import over_row
+from .vectors import next_group
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Additions to each lane of a chain; two chains alternate, so that an addition need not wait for
+#: the last. On any data the bound allows 16 roundings of one term. In a sum they are: one of x − μ,
+#: one of the product, one of a weight along the row, 7 of the chain's other additions, and one each
+#: where the two chains and the lanes' halves are added. In dx they are 4: of the slope, x − μ, the
+#: addition and the subtraction, with which multiplications are fused. The rest is float64, and in
+#: float64 arithmetic carries its errors.
+CHAIN = 8
+BLOCK = CHAIN * 2 * LANES
+#: Columns are summed, or written, a row of each quarter of a piece at a time. A processor foresees
+#: four ways through memory, though not four rows in turn. Coefficients are loaded once for four
+#: rows, and if these are added in registers, so are the sums of their elements. CHAIN such
+#: additions come before a fold into float64, so that a term takes part in at most 10 additions in
+#: float32: in rows it is 9, and there may be a weight.
+QUARTERS = 4
+#: Fewer rows of columns than these are summed in float64 from the start.
+FEW_ROWS = 4
+#: The size of buffers for a row of columns, beyond whose end the last lanes may reach, and for two.
+BUFFER = SPAN + LANES
+BUFFER_OF_TWO = 2 * BUFFER
+
+
+@helper
+def sums_of(job):
+    """The arrays of the channels' two sums, each with the array of their errors."""
+    at = shift(job, B.J_SUMS)
+    return (
+        (doubles_at(get(at, 0)), doubles_at(get(at, 1))),
+        (doubles_at(get(at, 2)), doubles_at(get(at, 3))),
+    )
+
+
+@helper
+def three(job, field):
+    """Read three strides, of dy, x and dx, from a job."""
+    return get(job, field), get(job, field + 1), get(job, field + 2)
+
+
+@helper
+def streams_lines(job, pointer, width, step):
+    """Whether a job asks for streaming stores, and rows are whole cache lines."""
+    size = item_size(pointer)
+    lines = (address_of(pointer) | width * size | step * size) % LINE == 0
+    return lines and get(job, B.J_STREAM) != 0
+
+
+@helper
+def prefetch_next_row(tensors, steps, count):
+    """Prefetch a channel's row in the next image, which the processor does not do by itself."""
+    inlined()  # a call would save and restore the registers of the sums
+    for k in range(0, count, LANES):
+        prefetch_inputs(tensors, steps[0] + k, steps[1] + k)
+
+
+@helper
+def add_whole_lanes(operation, tensors, k, end, terms, a, b, streaming):
+    """Add a row's elements k to end to two chains of two sums, alternating, in whole lanes."""
+    inlined()
+    while k + 2 * LANES <= end:
+        a = add_terms(operation, tensors, k, terms, a, None, streaming)
+        b = add_terms(operation, tensors, k + LANES, terms, b, None, streaming)
+        k += 2 * LANES
+    if k < end:
+        a = add_terms(operation, tensors, k, terms, a, None, streaming)
+    return a, b
+
+
+@helper
+def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming):
+    """The totals of the two sums of some rows."""
+    inlined()
+    zero = zero_lanes(tensors[0], tensors[1])
+    totals = start_total(zero), start_total(zero)
+    a, b = (zero, zero), (zero, zero)
+    # By how many additions a block, or a short row, extends a chain; and the chain's length.
+    longer = -(-smaller(count, BLOCK) // (2 * LANES))
+    chain = 0
+    # All rows end alike, so that masks are made once.
+    whole = count // LANES * LANES
+    part = count - whole
+    # One loop over the blocks of all rows; a short row is one block.
+    here, start, left = tensors, 0, rows if count > 0 else 0
+    while left > 0:
+        if ahead != 0 and start == 0 and left > 1:
+            prefetch_next_row(here, steps, smaller(count, FETCHED))
+        if chain + longer > CHAIN:
+            totals = add_chains(totals, a, b, zero)
+            a, b = (zero, zero), (zero, zero)
+            chain = 0
+        end = smaller(whole, start + BLOCK)
+        if ahead > 1:
+            for k in range(start + FETCHED, smaller(whole, start + FETCHED + BLOCK), LANES):
+                prefetch_inputs(here, k, k)
+        a, b = add_whole_lanes(operation, here, start, end, terms, a, b, streaming)
+        chain += longer
+        start += BLOCK
+        if start >= count:
+            if part > 0:
+                b = add_terms(operation, here, whole, terms, b, part, False)
+            here = advance(here, steps, 1)
+            start = 0
+            left -= 1
+    return add_chains(totals, a, b, zero)
+
+
+@helper
+def exact_totals(operation, tensors, steps, rows, count, mean, terms):
+    """The totals of the two sums of rows of fewer elements than lanes, with terms in float64."""
+    zero = zero_lanes(tensors[0], tensors[1])
+    first, second = start_total(zero), start_total(zero)
+    for r in range(rows):
+        here = advance(tensors, steps, r)
+        d, value = exact_terms(operation, here, 0, splat(mean), terms, count)
+        first = add_to_total(first, d[0], d[1])
+        second = add_to_total(second, value[0], value[1])
+    return first, second
+
+
+@helper
+def put_short_row(operation, tensors, run, terms, batch, i):
+    """Sum a short row in the arithmetic's type alone, and put its lanes into a batch.
+
+    One chain comes after the other: registers may not hold the sums of two.
+    """
+    inlined()
+    zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
+    a, b = (zero, zero), (zero, zero)
+    for k in range(0, whole, 2 * LANES):
+        a = add_terms(operation, tensors, k, terms, a, None, False)
+    for k in range(LANES, whole, 2 * LANES):
+        b = add_terms(operation, tensors, k, terms, b, None, False)
+    if whole < run:
+        b = add_terms(operation, tensors, whole, terms, b, run - whole, False)
+    put_lanes(batch[0], i * LANES, a[0] + b[0])
+    put_lanes(batch[1], i * LANES, a[1] + b[1])
+
+
+@helper
+def reduce_rows(operation, dy, x, dx, job):
+    """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums, eight channels at a time.
+
+    A single short row is summed entirely in float32. The bound leaves 9 roundings to additions (see
+    CHAIN): 256 elements take 3 in each of 64 lanes, and 6 to add the lanes up.
+    """
+    rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD)
+    steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
+    weight, zero = reals_at(get(job, B.J_WEIGHT), dy, x), zero_lanes(dy, x)
+    means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
+    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    streaming = streams_lines(job, dx, run, steps[2] | apart[2])
+    batch = double_buffer(BATCH), double_buffer(BATCH)
+    of_short_rows = real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
+    is_exact = rows * run < LANES
+    is_short = not is_compensated(zero) and rows == 1 and LANES <= run <= SHORT
+    group, left = first // per_group, per_group - first % per_group
+    for start in range(0, get(job, B.J_CHANNELS), EIGHT):
+        n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
+        for i in range(n):
+            channel = first + start + i
+            mean, gain = get(means, group), get(gains, channel)
+            terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
+            here = advance((dy, x, dx), apart, start + i)
+            if is_short:
+                put_short_row(operation, here, run, terms, of_short_rows, i)
+            else:
+                if is_exact:
+                    totals = exact_totals(operation, here, steps, rows, run, mean, terms)
+                else:
+                    totals = totals_of_rows(
+                        operation, here, steps, rows, run, terms, ahead, streaming
+                    )
+                put_in_batch(batch, i, totals, sums, channel)
+            group, left = next_group(group, left, per_group)
+        if is_short:
+            add_batch(zero, of_short_rows, n, sums, first + start, 1)
+        else:
+            add_batch(zero, batch, n, sums, first + start, 1)
+
+
+@passed
+def add_rows(arguments, c, part):
+    """Add some rows to a chain of the sums of a part of their elements, and fold it if it is full.
+
+    A chain is in the L1 cache, with a part's two sums side by side: apart, they would compete with
+    each other, and with what is read, for the same places.
+    """
+    operation, tensors, steps, rows, terms, chain, sums, ahead, is_full, streaming = arguments
+    mean_and_gain = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
+    zero = zero_lanes(tensors[0], tensors[1])
+    if ahead:
+        prefetch_bytes_ahead(tensors, PAGE, c)
+    rows_sums = add_terms(operation, tensors, c, mean_and_gain, None, part, streaming)
+    for _ in range(1, rows):
+        tensors = advance(tensors, steps, 1)
+        if ahead:
+            prefetch_bytes_ahead(tensors, PAGE, c)
+        rows_sums = add_terms(operation, tensors, c, mean_and_gain, rows_sums, part, streaming)
+    first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
+    dy, products = load_lanes(first, 0) + rows_sums[0], load_lanes(second, 0) + rows_sums[1]
+    if is_full:
+        fold(zero, sums[0], c, dy, zero)
+        fold(zero, sums[1], c, products, zero)
+        dy, products = zero, zero
+    put_lanes(first, 0, dy)
+    put_lanes(second, 0, products)
+
+
+@passed
+def add_exact_row(arguments, c, part):
+    """Add a row's terms, in float64, to the sums of a part of its elements."""
+    operation, tensors, terms, sums = arguments
+    zero = zero_lanes(tensors[0], tensors[1])
+    here = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
+    d, value = exact_terms(operation, tensors, c, double_lanes(here[0]), here, part)
+    fold(zero, sums[0], c, d[0], d[1])
+    fold(zero, sums[1], c, value[0], value[1])
+
+
+@helper
+def shape_of(job):
+    """A job's first channel, number of channels, elements per channel and positions in a row."""
+    return (
+        get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN), get(job, B.J_REPEAT)
+    )  # fmt: skip
+
+
+@helper
+def fill_row(job, field, per, dy, row):
+    """Give each element of a row its channel's coefficient, in the order in which dy is loaded.
+
+    ``field`` is the job's field of the coefficients; ``per`` channels share one.
+    """
+    not_inlined()
+    first, channels, run, repeat = shape_of(job)
+    values = doubles_at(get(job, field))
+    width = channels * run
+    if run == 1 and per == 1:  # a loop that can be vectorised
+        for c in range(channels):
+            store(row, c, load(values, first + c))
+    else:
+        c, group, left = plain(0), first // per, per - first % per
+        while c < channels:
+            # Lanes beyond a group's elements are overwritten by the next group's.
+            n = smaller(left, channels - c)
+            value = splat_like(row, row, get(values, group))
+            for i in range(0, n * run, LANES):
+                put_lanes(row, c * run + i, value)
+            c, group, left = c + n, group + 1, per
+    for i in range(width, width * repeat):
+        put(row, i, get(row, i - width))
+    for i in range(0, width * repeat, LANES):
+        put_lanes(row, i, as_loaded(dy, load_lanes(row, i)))
+
+
+@helper
+def quarters(rows, steps):
+    """The number of rows in each quarter of some rows, and the tensors' steps between quarters."""
+    quarter = rows // QUARTERS
+    return quarter, (quarter * steps[0], quarter * steps[1], quarter * steps[2])
+
+
+@helper
+def add_quarters(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+    """Add rows to the sums of their elements, a row of each quarter at a time."""
+    dy, x, _ = tensors
+    chain, zero = real_buffer(BUFFER_OF_TWO, dy, x), zero_lanes(dy, x)
+    for c in range(0, width, LANES):
+        put_lanes(chain, 2 * c, zero)
+        put_lanes(chain, 2 * c + LANES, zero)
+    quarter, far = quarters(rows, steps)
+    for r in range(quarter):
+        is_full, here = (r + 1) % CHAIN == 0 or r + 1 == quarter, advance(tensors, steps, r)
+        arguments = (
+            operation, here, far, QUARTERS, terms, chain, columns, ahead, is_full, streaming
+        )  # fmt: skip
+        over_row(add_rows, arguments, width)
+    left = rows - QUARTERS * quarter
+    if left > 0:
+        here = advance(tensors, steps, QUARTERS * quarter)
+        arguments = operation, here, steps, left, terms, chain, columns, ahead, True, streaming
+        over_row(add_rows, arguments, width)
+
+
+@helper
+def reduce_columns(operation, dy, x, dx, job):
+    """Add Σdy and Σdy·(x − mean) of each channel to its sums."""
+    first, channels, run, repeat = shape_of(job)
+    count, steps = get(job, B.J_ROWS), three(job, B.J_ROW_STEPS)
+    apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
+    terms = real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)
+    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
+    zero = zero_lanes(dy, x)
+    fill_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), dy, terms[0])
+    if coefficient_count(operation) > 0:
+        fill_row(job, B.J_GAIN, plain(1), dy, terms[1])
+    width = channels * run * repeat
+    ahead = get(job, B.J_AHEAD) != 0
+    streaming = streams_lines(job, dx, width, apart[2])
+    start_sums(columns, width, zero)
+    rows = count // repeat if count >= FEW_ROWS * repeat else 0
+    if rows > 0:
+        add_quarters(operation, (dy, x, dx), apart, rows, terms, columns, width, ahead, streaming)
+    for i in range(rows * repeat, count, repeat):
+        # One row, or the rest of one.
+        here, m = advance((dy, x, dx), steps, i), smaller(repeat, count - i)
+        over_row(add_exact_row, (operation, here, terms, columns), channels * run * m)
+    gather_sums(columns, first, channels, run, repeat, dy, zero, sums_of(job))

@@ -1,0 +1,373 @@
+"""Kernels that sum x − mean and (x − mean)² of each channel, in the two ways of statistics.
+
+Half types' moments are taken in float32 about a *pilot*, a number near the mean; those of float32
+and float64 in float64, about the mean that a job has. The patterns are those of :mod:`.reduce`.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from . import block as B
+from .accumulate import BATCH, add_batch, fold, gather_sums, put_in_batch, start_sums
+from .conversions import HalfStorage
+from .helpers import by_types, helper, passed
+from .intrinsics import (
+    double,
+    double_buffer,
+    doubles_at,
+    get,
+    inlined,
+    larger,
+    not_inlined,
+    pairs_buffer,
+    plain,
+    put,
+    real_buffer,
+    shift,
+    smaller,
+)
+from .lanes import (
+    EIGHT,
+    LANES,
+    double_lanes,
+    fused,
+    load_lanes,
+    prefetch_lanes,
+    put_lanes,
+    single_lanes,
+    splat,
+    splat_like,
+    sum_of_lanes,
+    zero_lanes,
+)
+from .layout import FETCHED
+from .moments import (
+    add_end,
+    add_part,
+    in_pieces,
+    lanes_of,
+    move_moments,
+    nearest_element,
+    put_moments,
+    start_moments,
+)
+from .pairs import add_pair
+from .parts import load_part, load_some, over_row
+from .reduce import BLOCK, BUFFER, add_quarters, fill_row, shape_of, sums_of, totals_of_rows
+from .steps import EXACT
+from .vectors import next_group
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The most elements of layer norm's rows of half types whose moments take less time in float64.
+SHORT_HALF = 1 << 7
+#: The longest chain of moments in float64, in elements, by whether the data are float64. The
+#: roundings of float32 data's are as far below float32's. In float64 arithmetic a lane has 16
+#: additions: with 32, squares just below half a unit in the last place of their sum gave an error
+#: of 1.06 of the bound.
+SINGLE_CHAIN, DOUBLE_CHAIN = 32 * BLOCK, BLOCK
+#: Exact moments of columns take a row of each eighth of a piece at a time, as the sums of two
+#: tensors take a row of each quarter (see :data:`.reduce.QUARTERS`).
+EIGHTHS = 8
+#: The first rows of columns, which are read twice: their means are the first pilots.
+FIRST_ROWS = 16
+
+
+@helper
+def first_pilot(x, run):
+    """The mean of a row's first lanes, as an element could be.
+
+    The sum is in float64: two large elements' sum would be infinite in float32.
+    """
+    count = smaller(run, LANES)
+    return nearest_element(x, sum_of_lanes(double_lanes(load_some(x, 0, count))) / count)
+
+
+@helper
+def put_about_pilot(operation, x, job, per, pilot, batch, i):
+    """Take the moments of the rows of ``per`` channels about a pilot, and put them into a batch."""
+    not_inlined()
+    step, rows, run = get(job, B.J_ROW_STEPS + 1), get(job, B.J_ROWS), per * get(job, B.J_RUN)
+    terms, ahead = (splat_like(x, x, pilot), zero_lanes(x, x), x), get(job, B.J_AHEAD)
+    steps, sums = (step, step, step), sums_of(job)
+    totals = totals_of_rows(operation, (x, x, x), steps, rows, run, terms, ahead, False)
+    put_in_batch(batch, i, totals, sums, 0)
+
+
+@helper
+def means_of_channels(job, c, count, per, means):
+    """Read the job's means of some channels, or groups of ``per`` channels, from c on."""
+    of_groups, per_group = doubles_at(get(job, B.J_MEAN)), get(job, B.J_PER_GROUP)
+    group = c // per_group
+    left = per_group - (c - group * per_group)
+    for i in range(count):
+        put(means, i, get(of_groups, group))
+        group, left = next_group(group, left if per == 1 else plain(1), per_group)
+
+
+@helper
+def channels_of_row(job, c, end):
+    """How many channels make one row: a group's, if c to end are whole groups of adjacent ones.
+
+    The sums of such a row go to the first of its channels.
+    """
+    per, run = get(job, B.J_PER_GROUP), get(job, B.J_RUN)
+    is_one_row = get(job, B.J_ROWS) == 1 and get(job, B.J_CHANNEL_STEPS + 1) == run
+    return per if is_one_row and c % per == 0 and end % per == 0 else 1
+
+
+@helper
+def moments_about_pilots(operation, x, job, c, count, per):
+    """Add the moments of up to eight channels, or groups of ``per`` channels, from c on.
+
+    They are taken in float32 about a pilot, the mean of all elements before. Squares about it are
+    in all at most twice those about the final mean, if there are as many elements before. If not,
+    the pilot is the mean of a few elements, and if it is further from the mean than a standard
+    deviation, moments are taken once more, about the mean.
+    """
+    not_inlined()
+    zero, batch = zero_lanes(x, x), (double_buffer(BATCH), double_buffer(BATCH))
+    means, pilots = double_buffer(EIGHT), double_buffer(EIGHT)
+    totals, squares = double_buffer(EIGHT), double_buffer(EIGHT)
+    moments, sums = ((totals, totals), (squares, squares)), sums_of(job)
+    apart, run = per * get(job, B.J_CHANNEL_STEPS + 1), per * get(job, B.J_RUN)
+    before, elements = per * get(job, B.J_BEFORE), get(job, B.J_ROWS) * run
+    n = double(elements)
+    one = 1.0 / n
+    means_of_channels(job, c, count, per, means)
+    for i in range(count):
+        if before >= elements:
+            total = get(sums[0][0], c + i * per)
+            pilot = nearest_element(x, get(means, i) + total / before)
+        else:
+            pilot = first_pilot(shift(x, i * apart), run)
+        put(pilots, i, pilot)
+        put(totals, i, 0.0)
+        put(squares, i, 0.0)
+    for i in range(count):
+        put_about_pilot(operation, shift(x, i * apart), job, per, get(pilots, i), batch, i)
+    add_batch(zero, batch, count, moments, 0, 1)
+    for i in range(count):
+        channel, pilot, total = c + i * per, get(pilots, i), get(totals, i)
+        mean = nearest_element(x, pilot + total * one)
+        away = pilot - mean
+        is_far = n * away * away > move_moments(total, get(squares, i), n, away)[1]
+        if is_far and before < elements:
+            pilot = mean
+            put(totals, i, 0.0)
+            put(squares, i, 0.0)
+            put_about_pilot(operation, shift(x, i * apart), job, per, pilot, batch, 0)
+            add_batch(zero, batch, 1, moments, i, 1)
+        away = pilot - get(means, i)
+        total, square = move_moments(get(totals, i), get(squares, i), n, away)
+        add_pair(sums[0], channel, (total, 0.0))
+        add_pair(sums[1], channel, (square, 0.0))
+
+
+@helper
+def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums, c, per):
+    """Add the moments of some elements of some rows of some channels, a chain of each.
+
+    This is a function of its own, since a chain's sums in float64 lanes fill the registers.
+    """
+    not_inlined()
+    zero, batch = zero_lanes(x, x), (double_buffer(BATCH), double_buffer(BATCH))
+    whole = width // LANES * LANES
+    for i in range(count):
+        about, moments = in_pieces(zero, splat(get(means, i))), start_moments(zero)
+        for r in range(rows):
+            row = shift(x, r * step)
+            for start in range(0, whole, BLOCK):
+                end = smaller(whole, start + BLOCK)
+                if ahead > 1:  # past the row's end too: what follows in memory is read soon
+                    for k in range(start, end, LANES):
+                        prefetch_lanes(row, k + FETCHED)
+                for k in range(start, end, LANES):
+                    moments = add_part(row, k, about, moments, None)
+            if whole < width:
+                moments = add_end(row, whole, about, moments, width - whole)
+        put_moments(zero, batch, i, moments, sums, c + i * per)
+        x = shift(x, apart)
+    add_batch(zero, batch, count, sums, c, per)
+
+
+@by_types
+def longest_chain(zero):
+    """The elements of a chain of moments in float64."""
+    chain = DOUBLE_CHAIN if zero.real == types.float64 else SINGLE_CHAIN
+    return lambda zero: chain
+
+
+@helper
+def exact_moments(x, job, c, count, per):
+    """Add the moments of up to eight channels, or groups of ``per`` channels, in float64."""
+    means, sums, ahead = double_buffer(EIGHT), sums_of(job), get(job, B.J_AHEAD)
+    step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
+    rows, run, chain = get(job, B.J_ROWS), per * get(job, B.J_RUN), longest_chain(zero_lanes(x, x))
+    # The end of a row takes an addition too.
+    height = larger(1, chain // (-(-run // LANES) * LANES))
+    means_of_channels(job, c, count, per, means)
+    # A channel of several chains is read from end to end before the next.
+    at_once = count if rows <= height and run <= chain else 1
+    for i in range(0, count, at_once):
+        mean, channel = shift(means, i), c + i * per
+        for r in range(0, rows, height):
+            n = smaller(height, rows - r)
+            for start in range(0, run, chain):
+                width, here = smaller(chain, run - start), shift(x, i * apart + r * step + start)
+                add_chains_of_moments(
+                    here, step, n, width, apart, at_once, mean, ahead, sums, channel, per
+                )
+
+
+@by_types
+def moments_of_eight(operation, x, job, c, count, per):
+    """Add the moments of up to eight channels, or groups of channels, in the operation's way."""
+
+    def in_float64(operation, x, job, c, count, per):
+        exact_moments(x, job, c, count, per)
+
+    def in_float32(operation, x, job, c, count, per):
+        moments_about_pilots(operation, x, job, c, count, per)
+
+    def by_length(operation, x, job, c, count, per):
+        if get(job, B.J_RUN) <= SHORT_HALF:
+            exact_moments(x, job, c, count, per)
+        else:
+            moments_about_pilots(operation, x, job, c, count, per)
+
+    if operation.operation == EXACT or not isinstance(x.dtype, HalfStorage):
+        return in_float64
+    return by_length if operation.along else in_float32
+
+
+@helper
+def moments_of_channels(operation, x, job, c, end):
+    """Add the moments of the rows of channels c to end, which start at x."""
+    inlined()
+    apart, per = get(job, B.J_CHANNEL_STEPS + 1), channels_of_row(job, c, end)
+    for first in range(c, end, EIGHT * per):
+        count = smaller(EIGHT, (end - first) // per)
+        moments_of_eight(operation, shift(x, (first - c) * apart), job, first, count, per)
+
+
+@helper
+def moments_of_rows(operation, dy, x, dx, job):
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums."""
+    c = get(job, B.J_CHANNEL)
+    moments_of_channels(operation, x, job, c, c + get(job, B.J_CHANNELS))
+
+
+@passed
+def find_pilots(arguments, c, part):
+    """Find the means of a part of some rows, as elements could be.
+
+    Elements are divided before they are added: two large ones' sum would be infinite in float32.
+    """
+    x, step, rows, pilots = arguments
+    mean, one = zero_lanes(x, x), splat_like(x, x, 1.0 / rows)
+    for r in range(rows):
+        mean = fused(load_part(x, r * step + c, part), one, mean)
+    put_lanes(pilots, c, single_lanes(nearest_element(x, double_lanes(mean))))
+
+
+@helper
+def move_columns(sums, c, n, away):
+    """Move the moments of n rows about a pilot to one that is smaller by ``away``."""
+    totals, squares = sums[0][0], sums[1][0]
+    total, square = move_moments(load_lanes(totals, c), load_lanes(squares, c), n, away)
+    put_lanes(totals, c, total)
+    put_lanes(squares, c, square)
+
+
+@helper
+def renew_pilots(x, sums, pilots, rows, width):
+    """Move the moments of some rows to these rows' means, as elements could be."""
+    n, one = splat(double(rows)), splat(1.0 / rows)
+    for c in range(0, width, LANES):
+        old = double_lanes(load_lanes(pilots, c))
+        new = nearest_element(x, old + load_lanes(sums[0][0], c) * one)
+        put_lanes(pilots, c, single_lanes(new))
+        move_columns(sums, c, n, old - new)
+
+
+@helper
+def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
+    """Add some rows to the moments of their elements, in float32, about pilots.
+
+    The first rows are about their own means. Whenever the number of rows has doubled, the next are
+    about the means of all before, so that the squares' sum is at most twice that about the final
+    mean.
+    """
+    pilots, done = real_buffer(BUFFER, x, x), plain(0)
+    first = smaller(FIRST_ROWS, rows)
+    over_row(find_pilots, (x, step, first, pilots), width)
+    while done < rows:
+        if done > 0:
+            renew_pilots(x, sums, pilots, done, width)
+        count, here = smaller(larger(first, done), rows - done), shift(x, done * step)
+        tensors, steps, terms = (here, here, here), (step, step, step), (pilots, pilots)
+        add_quarters(operation, tensors, steps, count, terms, sums, width, ahead, False)
+        done += count
+    n = splat(double(rows))
+    for c in range(0, width, LANES):
+        away = double_lanes(load_lanes(pilots, c)) - double_lanes(load_lanes(means, c))
+        move_columns(sums, c, n, away)
+
+
+@passed
+def add_exact_rows(arguments, c, part):
+    """Add some rows to the moments of a part of their elements, in float64."""
+    x, step, rows, means, sums = arguments
+    zero = zero_lanes(x, x)
+    moments, about = start_moments(zero), in_pieces(zero, double_lanes(load_lanes(means, c)))
+    for r in range(rows):
+        moments = add_part(x, r * step + c, about, moments, part)
+    total, error, squares = lanes_of(zero, moments)
+    fold(zero, sums[0], c, total, error)
+    fold(zero, sums[1], c, squares, zero)
+
+
+@helper
+def add_exactly(x, step, rows, means, sums, width):
+    """Add some rows to the moments of their elements, in float64."""
+    eighth = rows // EIGHTHS
+    for r in range(eighth):
+        here = shift(x, r * step)
+        over_row(add_exact_rows, (here, eighth * step, EIGHTHS, means, sums), width)
+    left = rows - EIGHTHS * eighth
+    if left > 0:
+        here = shift(x, EIGHTHS * eighth * step)
+        over_row(add_exact_rows, (here, step, left, means, sums), width)
+
+
+@by_types
+def add_moments(operation, x, step, rows, means, sums, width, ahead):
+    """Add some rows to the moments of their elements, in the operation's way."""
+    if operation.operation == EXACT:
+        return lambda operation, x, step, rows, means, sums, width, ahead: add_exactly(
+            x, step, rows, means, sums, width
+        )
+    return lambda operation, x, step, rows, means, sums, width, ahead: add_about_pilots(
+        operation, x, step, rows, means, sums, width, ahead
+    )
+
+
+@helper
+def moments_of_columns(operation, dy, x, dx, job):
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums."""
+    first, channels, run, repeat = shape_of(job)
+    count, step = get(job, B.J_ROWS), get(job, B.J_ROW_STEPS + 1)
+    means = real_buffer(BUFFER, dy, x)
+    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
+    zero = zero_lanes(x, x)
+    fill_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), x, means)
+    width = channels * run * repeat
+    start_sums(columns, width, zero)
+    rows, ahead = count // repeat, get(job, B.J_AHEAD) != 0
+    add_moments(operation, x, repeat * step, rows, means, columns, width, ahead)
+    if rows * repeat < count:  # the rest of a row
+        here, m = shift(x, rows * repeat * step), count - rows * repeat
+        add_exactly(here, step, plain(1), means, columns, channels * run * m)
+    gather_sums(columns, first, channels, run, repeat, x, zero, sums_of(job))
