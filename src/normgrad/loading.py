@@ -23,7 +23,6 @@ LOADING = threading.RLock()
 #: takes some ten seconds.
 PATIENCE = 60.0
 
-
 #: The bytes of memory that must be free before anything is compiled, since LLVM ends the process
 #: when memory runs out. No kernel took more than 28 MiB to compile.
 ROOM = 64 << 20
@@ -103,25 +102,21 @@ def loading() -> Iterator[None]:
 def compiling() -> Iterator[None]:
     """A context in which kernels are compiled in this process, or loaded.
 
+    Python's garbage collector, which takes a ninth of a compilation, pauses.
+
     Raises:
         MemoryError: there is too little memory.
         RuntimeError, KeyboardInterrupt: as :func:`loading`.
     """
     memory.need("compiling kernels", ROOM)
-    with loading(), _garbage_kept():
-        yield
-
-
-@contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """A context that pauses Python's garbage collector, which takes a ninth of a compilation."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    with loading():
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 @contextmanager

@@ -7,23 +7,18 @@ stays in the nearest caches from its sums or moments to its dx or y.
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
-
 from . import block as B
 from .accumulate import BATCH, fold, gather_sums, start_sums, sum_of_total
-from .coefficients import NORMAL_SINGLES, holds, keep_precision
 from .conversions import HalfStorage
-from .elements import advance, exact_terms, linear_form, prefetch_bytes_ahead, prefetch_inputs
+from .elements import advance, prefetch_bytes_ahead, prefetch_inputs
 from .helpers import by_types, helper, passed
 from .intrinsics import (
-    bits_to_double,
     double_buffer,
     doubles_at,
     get,
     inlined,
     item_size,
     larger,
-    load,
     not_inlined,
     pairs_buffer,
     put,
@@ -40,9 +35,7 @@ from .lanes import (
     in_sequence,
     load_lanes,
     put_lanes,
-    splat,
     splat_like,
-    sum_of_lanes,
     sums_of_eight,
     zero_lanes,
 )
@@ -50,96 +43,33 @@ from .layout import FETCHED, PAGE, ROWS, SHORT, SPAN
 from .parts import load_part, over_row, store_part
 from .reduce import BUFFER, put_short_row, streams_lines, sums_of, three, totals_of_rows
 from .reduce_moments import moments_of_channels
+from .row_groups import (
+    COEFFICIENTS,
+    ROW_CHAIN,
+    add_and_write,
+    choose_pilots,
+    compute_coefficients,
+    compute_statistics,
+    read_coefficients,
+    round_statistics,
+    row_coefficients,
+    write_part,
+)
 from .target import has_many_registers
-from .vectors import canonical
+from .tiny import forward_in_tiles, gradients_in_tiles
 from .write import is_streamed, parameters_along, stream_row, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Offsets of the rows' coefficients in a buffer, in the order of a job's fields.
-GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS, 5 * ROWS
-COEFFICIENTS = 6 * ROWS
 #: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
 DISTANCE = 1 << 13
 #: The size of buffers for the sums of some rows, which are stored in whole lanes.
 TOTALS = ROWS + LANES
-#: The rows in a chain of long rows' sums for the parameters. A term has one rounding of x − μ, one
-#: of its factor 1/std and one of the product, so 10 further additions are within the bound of 16.
-ROW_CHAIN = 11
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.
 ROW = SHORT + LANES
 #: The bytes of x in rows that are written together after their moments: they stay in the L1 cache
 #: beside what is written.
 NEAR = 8 << 10
-
-
-@helper
-def read_coefficients(job, row, rows, coefficients):
-    """Read the coefficients of some rows, rounded to the arithmetic's type."""
-    for field in range(COEFFICIENTS // ROWS):
-        values = shift(doubles_at(get(job, B.J_GAIN + field)), row)
-        for r in range(rows):
-            put(coefficients, field * ROWS + r, get(values, r))
-
-
-@helper
-def compute_coefficients(job, rows, means, invstds, sums, coefficients):
-    """Compute some rows' coefficients (see ``row_coefficients`` and coefficients.py) from sums.
-
-    They are rounded to float32, for which float64 is exact enough.
-    """
-    not_inlined()
-    m, centred = bits_to_double(get(job, B.J_DIVISOR)), get(job, B.J_CENTRED) != 0
-    normal, weights = NORMAL_SINGLES, doubles_at(get(job, B.J_RANGE))
-    least, most, one = get(weights, 1), get(weights, 2), 1.0 / m
-    for r in range(rows):
-        invstd, total, projection = get(invstds, r), get(sums[0], r), get(sums[1], r)
-        several = invstd - invstd if m > 1.0 else 0.0
-        t, p = total * one if centred else 0.0, (projection + several) * one * (invstd * invstd)
-        gained, sloped = invstd * t, invstd * p
-        fits = keep_precision(least, most, invstd, normal) & holds(invstd, invstd, 1.0, normal)
-        fits &= holds(gained, invstd, t, normal) & holds(sloped, invstd, p, normal)
-        put(coefficients, GAIN + r, invstd if fits else 1.0)
-        put(coefficients, SHIFT + r, canonical(gained if fits else t))
-        put(coefficients, MEAN + r, get(means, r))
-        put(coefficients, SLOPE + r, canonical(sloped if fits else p))
-        put(coefficients, SCALE + r, 1.0 if fits else canonical(invstd))
-        put(coefficients, INVSTD + r, invstd)
-
-
-@helper
-def round_statistics(rows, means, invstds, coefficients):
-    """Round what the parameters' sums need of some rows' coefficients."""
-    for r in range(rows):
-        put(coefficients, MEAN + r, get(means, r))
-        put(coefficients, INVSTD + r, get(invstds, r))
-
-
-@helper
-def row_coefficients(coefficients, r):
-    """A row's coefficients in lanes: gain, shift, mean, slope, scale and 1/std."""
-    return (
-        splat(get(coefficients, GAIN + r)), splat(get(coefficients, SHIFT + r)),
-        splat(get(coefficients, MEAN + r)), splat(get(coefficients, SLOPE + r)),
-        splat(get(coefficients, SCALE + r)), splat(get(coefficients, INVSTD + r)),
-    )  # fmt: skip
-
-
-@helper
-def write_part(operation, tensors, c, weight, of_row, part, streaming):
-    """Write dx of a part of a row."""
-    gain, offset, mean, slope, scale, _ = of_row
-    weighted = gain * weight, offset, mean, slope, scale
-    store_part(tensors[2], c, linear_form(operation, tensors, c, weighted, part), part, streaming)
-
-
-@helper
-def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, streaming):
-    """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
-    dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
-    if writes:
-        write_part(operation, tensors, c, weight, of_row, part, streaming)
-    return sums[0] + dy, sums[1] + dy * (centred * of_row[5])
 
 
 @by_types
@@ -253,13 +183,6 @@ def parameters(operation, dy, x, dx, job):
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
 
 
-@by_types
-def rounds_terms(tensor):
-    """Whether the rounding of each term to float32 would show in a sum of few: not in a half's."""
-    shows = not isinstance(tensor.dtype, HalfStorage)
-    return lambda tensor: shows
-
-
 @helper
 def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ahead):
     """Sum some short rows, in float32 eight at a time; ``sums`` has room for whole lanes.
@@ -268,24 +191,17 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
     """
     dy, x = tensors[0], tensors[1]
     batch, zero = (real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)), zero_lanes(dy, x)
-    is_exact = run < LANES and rounds_terms(dy)
     here = tensors
     for first in range(0, rows, EIGHT):
         for r in range(first, smaller(first + EIGHT, rows)):
             terms = splat_like(dy, x, get(means, r)), zero, weight
-            if is_exact:
-                d, value = exact_terms(operation, here, 0, splat(get(means, r)), terms, run)
-                put(sums[0], r, sum_of_lanes(d[0]))
-                put(sums[1], r, sum_of_lanes(value[0]))
-            else:
-                if ahead:
-                    for c in range(0, run, LANES):
-                        prefetch_bytes_ahead(here, DISTANCE, c)
-                put_short_row(operation, here, run, terms, batch, r - first)
+            if ahead:
+                for c in range(0, run, LANES):
+                    prefetch_bytes_ahead(here, DISTANCE, c)
+            put_short_row(operation, here, run, terms, batch, r - first)
             here = advance(here, steps, 1)
-        if not is_exact:
-            put_lanes(shift(sums[0], first), 0, sums_of_eight(batch[0]))
-            put_lanes(shift(sums[1], first), 0, sums_of_eight(batch[1]))
+        put_lanes(shift(sums[0], first), 0, sums_of_eight(batch[0]))
+        put_lanes(shift(sums[1], first), 0, sums_of_eight(batch[1]))
 
 
 @helper
@@ -380,6 +296,9 @@ def gradients_of_long_rows(operation, dy, x, dx, job):
 def gradients(operation, dy, x, dx, job):
     """Sum each row, write its dx, and add the row to the parameters' sums, as far as wanted."""
     run, writes = get(job, B.J_RUN), get(job, B.J_WRITES) != 0
+    if run < LANES:
+        gradients_in_tiles(operation, dy, x, dx, job)
+        return
     # Rows a quarter of a page apart evict one another, unless their sums have just read them.
     if run <= SHORT and (writes or run * item_size(dy) < PAGE // 4):
         gradients_of_short_rows(operation, dy, x, dx, job)
@@ -388,37 +307,14 @@ def gradients(operation, dy, x, dx, job):
 
 
 @helper
-def choose_pilots(job, x, step, first, rows):
-    """Choose what some rows' moments are about: their first elements (see prepare)."""
-    pilots, centred = doubles_at(get(job, B.J_MEAN)), get(job, B.J_CENTRED) != 0
-    for r in range(rows):
-        value = load(x, r * step) if centred else 0.0
-        put(pilots, first + r, value if isfinite(value) else 0.0)
-
-
-@helper
-def compute_statistics(job, first, rows, means, invstds):
-    """Compute some rows' mean and 1/std from their moments, for the loop that writes y.
-
-    It rounds them to float32, for which float64 is exact enough.
-    """
-    one, eps = 1.0 / bits_to_double(get(job, B.J_DIVISOR)), bits_to_double(get(job, B.J_EPS))
-    pilots, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
-    totals, squares = shift(sums[0][0], first), shift(sums[1][0], first)
-    centred = get(job, B.J_CENTRED) != 0
-    for r in range(rows):
-        change = get(totals, r) * one if centred else 0.0
-        variance = get(squares, r) * one - change * change
-        put(means, r, canonical(get(pilots, r) + change))
-        put(invstds, r, canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps)))
-
-
-@helper
 def forward(operation, dy, x, dx, job):
     """Normalise rows, which stay in a core's nearest cache from their moments to their y.
 
     The moments stay in the workspace, from which ``statistics`` computes what is returned.
     """
+    if get(job, B.J_RUN) < LANES:
+        forward_in_tiles(operation, dy, x, dx, job)
+        return
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
     steps, streaming = three(job, B.J_CHANNEL_STEPS), is_streamed(dx, job)
     at_once = larger(1, smaller(EIGHT, NEAR // (run * item_size(x))))

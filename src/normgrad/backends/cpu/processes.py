@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -40,12 +40,13 @@ _IDLE = 5.0
 #: The seconds after which a wait is interrupted to say that time has passed.
 _TICK = 0.25
 
-#: How long some units take to compile, where most take one of that.
-_LONG = {"arithmetic: channels": 4, "tasks": 2}
+#: How long some units take to compile, where most take one of that; those that start threads take
+#: next to nothing.
+_LONG = {"arithmetic: channels": 4, "tasks": 2, "driver": 0}
 
 
 class _Process:
-    """A process that compiles one unit at a time, and the last that it was given.
+    """A process that compiles a batch of units, one at a time.
 
     Raises:
         OSError: it cannot be started.
@@ -70,13 +71,21 @@ class _Process:
             raise
         finally:
             answer.close()
-        self.unit = ""
+        self.units: list[str] = []
 
-    def give(self, unit: str) -> None:
-        """Have it compile a unit, whose object file comes by the connection; empty if it fails."""
-        self.unit = unit
-        with suppress(OSError):  # it has ended, which shows by the connection
-            self.connection.send_bytes(unit.encode())
+    def give(self, units: list[str]) -> None:
+        """Have it compile the first of some units; it has to compile the others later."""
+        self.units = units
+        with suppress(OSError):  # it has ended, which shows when its answer is read
+            self.connection.send_bytes(units[0].encode())
+
+    def take(self) -> tuple[str, bytes]:
+        """Read the object file of the unit that it has compiled; it is empty if that failed.
+
+        Raises:
+            EOFError, OSError: the process has ended.
+        """
+        return self.units.pop(0), self.connection.recv_bytes()
 
     def end(self) -> None:
         """Kill it, and wait for its end."""
@@ -136,20 +145,18 @@ def _family(unit: str) -> str:
     return rest if rest and start != "tiles" else start.partition(":")[0].partition(" ")[0]
 
 
-def _take(units: list[str], last: str, others: Iterable[str]) -> str:
-    """Take the next of some units for a process that compiled ``last``.
-
-    It is of the same family if there is one, else of one that no other process compiles.
-    """
-    busy = set(map(_family, others))
-
-    def order(unit: str) -> tuple[bool, bool, int]:
-        family = _family(unit)
-        return family != _family(last), family in busy, -_LONG.get(unit, 1)
-
-    unit = min(units, key=order)
-    units.remove(unit)
-    return unit
+def _batches(units: Sequence[str], count: int) -> list[list[str]]:
+    """The units by families, which are cut so that there is something to do for each process."""
+    families: dict[str, list[str]] = {}
+    for unit in units:
+        families.setdefault(_family(unit), []).append(unit)
+    most = -(-len(units) // count)
+    batches = [
+        family[start : start + most]
+        for family in families.values()
+        for start in range(0, len(family), most)
+    ]
+    return sorted(batches, key=lambda batch: -sum(_LONG.get(unit, 1) for unit in batch))
 
 
 def compiled(
@@ -162,33 +169,28 @@ def compiled(
     their current unit. ``tick`` is called while nothing happens.
     """
     can_start = sys.executable and not getattr(sys, "frozen", False) and _INSIDE not in os.environ
-    rest = list(units) if can_start else []
+    batches = _batches(units, count) if can_start else []
     working: dict[Any, _Process] = {}
-
-    def give(process: _Process) -> None:
-        process.give(_take(rest, process.unit, (each.unit for each in working.values())))
-
     try:
         with suppress(OSError):  # the processes that could be started are enough
-            while rest and len(working) < count:
+            while batches and len(working) < count:
                 process = _next()
                 working[process.connection] = process
-                give(process)
+                process.give(batches.pop(0))
         while working:
             ready = wait([*working], _TICK)
             if not ready:
                 tick()
             for connection in ready:
                 process = working[connection]
-                unit = process.unit
                 try:
-                    content = process.connection.recv_bytes()
+                    unit, content = process.take()
                 except (EOFError, OSError):
                     del working[connection]
                     process.end()
                     continue
-                if rest:
-                    give(process)
+                if process.units or batches:
+                    process.give(process.units or batches.pop(0))
                 else:
                     _idle.append(process)
                     del working[connection]
