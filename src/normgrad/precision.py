@@ -12,8 +12,9 @@ from .dtypes import DType
 from .reference import Exact
 
 #: The bounds in unit roundoffs of the output's scale, for any finite data whose intermediate values
-#: stay in float32's normal range, and for normally distributed data. CHAIN in reduce.py
-#: counts the roundings of a term; for the half types the last rounding, to the output, dominates.
+#: stay in float32's normal range, and for normally distributed data. CHAIN in
+#: backends/cpu/reduce.py counts the roundings of a term; for the half types the last rounding, to
+#: the output, dominates.
 ANY_DATA = {dtypes.float32: 16.0, dtypes.float64: 16.0, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
 NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 
