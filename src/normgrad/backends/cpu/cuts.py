@@ -154,7 +154,8 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     least = ROWS // 2 if sums_parameters else 1
     at_once = min(2 * ROWS, rows, max(least, most))
     if walks_once(layout):
-        at_once = min(policy.rows if layout.run <= SHORT else 2 * ROWS, rows)
+        tiny = 8 if layout.run < LANES else 1
+        at_once = min(tiny * policy.rows if layout.run <= SHORT else 2 * ROWS, rows)
     elif walks_forward(layout):
         at_once = min(policy.rows, rows, max(1, most))
     if is_small(layout):
@@ -284,7 +285,7 @@ def keeps_chains(layout: Layout) -> bool:
 
     A chain is a float32 accumulator, which is added to the float64 sums after some rows.
     """
-    return walks_once(layout) and (layout.dtype == dtypes.float32 or layout.run > SHORT)
+    return walks_once(layout) and layout.run >= SHORT
 
 
 def walks_forward(layout: Layout) -> bool:

@@ -45,6 +45,7 @@ from .reduce import BUFFER, put_short_row, streams_lines, sums_of, three, totals
 from .reduce_moments import moments_of_channels
 from .row_groups import (
     COEFFICIENTS,
+    DISTANCE,
     ROW_CHAIN,
     add_and_write,
     choose_pilots,
@@ -61,8 +62,6 @@ from .write import is_streamed, parameters_along, stream_row, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
-DISTANCE = 1 << 13
 #: The size of buffers for the sums of some rows, which are stored in whole lanes.
 TOTALS = ROWS + LANES
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.

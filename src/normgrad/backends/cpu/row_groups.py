@@ -23,6 +23,8 @@ from .vectors import canonical
 #: there are lanes, or fewer.
 GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = range(0, 6 * LANES, LANES)
 COEFFICIENTS = 6 * LANES
+#: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
+DISTANCE = 1 << 13
 #: The rows in a chain of long rows' sums for the parameters. A term has one rounding of x − μ, one
 #: of its factor 1/std and one of the product, so 10 further additions are within the bound of 16.
 ROW_CHAIN = 11

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import block as B
 from .accumulate import fold
-from .elements import advance, linear_form
+from .elements import advance, linear_form, prefetch_bytes_ahead
 from .helpers import helper
 from .intrinsics import (
     double,
@@ -37,6 +37,7 @@ from .moves import transpose
 from .reduce import sums_of, three
 from .row_groups import (
     COEFFICIENTS,
+    DISTANCE,
     GAIN,
     INVSTD,
     MEAN,
@@ -95,6 +96,7 @@ def gradients_in_tiles(operation, dy, x, dx, job):
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights, first = reals_at(get(job, B.J_WEIGHT), dy, x), get(job, B.J_CHANNEL)
     writes = get(job, B.J_WRITES) != 0
+    prefetches = get(job, B.J_AHEAD) != 0 and steps[0] == run and steps[1] == run
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     tiles = real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)
@@ -111,6 +113,9 @@ def gradients_in_tiles(operation, dy, x, dx, job):
         put_lanes(coefficients, field, zero)
     for start in range(0, count, LANES):
         rows, here = smaller(LANES, count - start), advance((dy, x, dx), steps, start)
+        if prefetches:
+            for k in range(0, LANES * run, LANES):
+                prefetch_bytes_ahead(here, DISTANCE, k)
         load_tile(here[0], steps[0], run, rows, tiles[0])
         load_tile(here[1], steps[1], run, rows, tiles[1])
         mean, invstd = shift(means, start), shift(invstds, start)
