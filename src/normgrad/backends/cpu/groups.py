@@ -21,6 +21,7 @@ from .intrinsics import (
     larger,
     not_inlined,
     pairs_buffer,
+    plain,
     put,
     real_buffer,
     reals_at,
@@ -51,6 +52,7 @@ from .row_groups import (
     choose_pilots,
     compute_coefficients,
     compute_statistics,
+    is_written,
     read_coefficients,
     round_statistics,
     row_coefficients,
@@ -84,7 +86,7 @@ def prefetches_beside_parameters(tensor):
 @helper
 def prefetch_later_rows(tensors, c, ahead, writes):
     """Prefetch what is read later, since no processor foresees so many rows at once."""
-    if prefetches_beside_parameters(tensors[0]) or not writes:
+    if prefetches_beside_parameters(tensors[0]) or not is_written(writes):
         prefetch_inputs(tensors, c + ahead[0], c + ahead[1])
 
 
@@ -252,7 +254,7 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
 
 
 @helper
-def gradients_of_long_rows(operation, dy, x, dx, job):
+def gradients_of_long_rows(operation, dy, x, dx, job, writes):
     """The gradients of longer rows, or the parameters' alone, one row after the other.
 
     A row is in the nearest caches from its sums to its dx, and so are the parameters' sums. Their
@@ -262,7 +264,7 @@ def gradients_of_long_rows(operation, dy, x, dx, job):
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights = reals_at(get(job, B.J_WEIGHT), dy, x)
     chain = reals_at(get(job, B.J_SUMS + 1), dy, x), reals_at(get(job, B.J_SUMS + 3), dy, x)
-    first, writes, adds = get(job, B.J_CHANNEL), get(job, B.J_WRITES) != 0, get(job, B.J_ADDS) != 0
+    first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     streaming, columns = streams_lines(job, dx, run, steps[2]), sums_of(job)
@@ -271,7 +273,7 @@ def gradients_of_long_rows(operation, dy, x, dx, job):
     here = dy, x, dx
     for i in range(count):
         mean, invstd = shift(means, i), shift(invstds, i)
-        if writes:
+        if is_written(writes):
             sum_row(operation, here, run, get(mean, 0), weights, sums)
             compute_coefficients(job, 1, mean, invstd, sums, coefficients)
         else:
@@ -301,8 +303,10 @@ def gradients(operation, dy, x, dx, job):
     # Rows a quarter of a page apart evict one another, unless their sums have just read them.
     if run <= SHORT and (writes or run * item_size(dy) < PAGE // 4):
         gradients_of_short_rows(operation, dy, x, dx, job)
+    elif writes:
+        gradients_of_long_rows(operation, dy, x, dx, job, plain(1))
     else:
-        gradients_of_long_rows(operation, dy, x, dx, job)
+        gradients_of_long_rows(operation, dy, x, dx, job, None)
 
 
 @helper

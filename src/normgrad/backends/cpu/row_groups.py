@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
+from numba import types
+
 from . import block as B
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
 from .elements import linear_form
-from .helpers import helper
+from .helpers import by_types, helper
 from .intrinsics import bits_to_double, doubles_at, get, load, not_inlined, put, shift
 from .lanes import LANES, splat
 from .parts import load_part, store_part
@@ -87,11 +89,23 @@ def write_part(operation, tensors, c, weight, of_row, part, streaming):
     store_part(tensors[2], c, linear_form(operation, tensors, c, weighted, part), part, streaming)
 
 
+@by_types
+def is_written(writes):
+    """Whether dx is written: always for an integer, never for None, or as a boolean says.
+
+    A kernel for long rows is compiled for the first two, since a test for each part took 4 % of it.
+    """
+    if isinstance(writes, types.Boolean):
+        return lambda writes: writes
+    always = isinstance(writes, types.Integer)
+    return lambda writes: always
+
+
 @helper
 def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, streaming):
     """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
     dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
-    if writes:
+    if is_written(writes):
         write_part(operation, tensors, c, weight, of_row, part, streaming)
     return sums[0] + dy, sums[1] + dy * (centred * of_row[5])
 
