@@ -2,10 +2,10 @@
 
 `statistics.py` computes the mean and 1/std, `coefficients.py` the coefficients of dx and y. This
 file has the sums, the parameters' gradients, and the unit that does a step's arithmetic. All is in
-float64, with the error of each rounding carried along (`pairs.py`): float64 data need it, and
-beside float32 data it costs little, since loops run over channels only. For small tensors that is
-most of the work even so. Each loop therefore does one thing for all channels, without a branch, and
-LLVM vectorises it.
+float64, most of it with the error of each rounding carried along (`pairs.py`): float64 data need
+it, and beside float32 data it costs little, since loops run over channels only. For small tensors
+that is most of the work even so. Each loop therefore does one thing for all channels, without a
+branch, and LLVM vectorises it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def sources() -> dict[str, tuple[Any, Any]]:
 
 
 def _at(place: str) -> Any:
-    """What is at a place in this package, such as ``rows.sums``."""
+    """What is at a place in this package, such as ``reduce.reduce_rows``."""
     module, name = place.split(".")
     return getattr(import_module(f".{module}", __package__), name)
 

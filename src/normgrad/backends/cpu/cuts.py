@@ -154,8 +154,9 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     least = ROWS // 2 if sums_parameters else 1
     at_once = min(2 * ROWS, rows, max(least, most))
     if walks_once(layout):
-        tiny = 8 if layout.run < LANES else 1
-        at_once = min(tiny * policy.rows if layout.run <= SHORT else 2 * ROWS, rows)
+        # A walk down rows shorter than the lanes clears and adds up tiles, however long it is.
+        times = 8 if layout.run < LANES else 1
+        at_once = min(times * policy.rows if layout.run <= SHORT else 2 * ROWS, rows)
     elif walks_forward(layout):
         at_once = min(policy.rows, rows, max(1, most))
     if is_small(layout):

@@ -110,7 +110,7 @@ def numbers_at(zero, block, field, at):
 def get_number(numbers, i):
     """Read number i of an array."""
     if isinstance(numbers, types.BaseTuple):
-        return lambda numbers, i: (get(numbers[0], i), get(numbers[1], i))
+        return lambda numbers, i: get_pair(numbers, i)
     return lambda numbers, i: get(numbers, i)
 
 

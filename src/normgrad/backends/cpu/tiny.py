@@ -7,7 +7,7 @@ for its own elements, and coefficients are loaded once for all of these rows.
 from __future__ import annotations
 
 from . import block as B
-from .accumulate import fold
+from .accumulate import add_columns, fold, start_sums
 from .elements import advance, linear_form, prefetch_bytes_ahead
 from .helpers import helper
 from .intrinsics import (
@@ -22,16 +22,7 @@ from .intrinsics import (
     shift,
     smaller,
 )
-from .lanes import (
-    LANES,
-    double_lanes,
-    load_lanes,
-    put_lanes,
-    single_lanes,
-    splat,
-    sum_of_lanes,
-    zero_lanes,
-)
+from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
 from .moments import nearest_element
 from .moves import transpose
 from .reduce import sums_of, three
@@ -107,10 +98,7 @@ def gradients_in_tiles(operation, dy, x, dx, job):
     for at in range(0, run * LANES, LANES):
         put_lanes(chain[0], at, zero)
         put_lanes(chain[1], at, zero)
-        put_lanes(columns[0][0], at, splat(0.0))
-        put_lanes(columns[1][0], at, splat(0.0))
-    for field in range(0, COEFFICIENTS, LANES):
-        put_lanes(coefficients, field, zero)
+    start_sums(columns, run * LANES, zero)
     for start in range(0, count, LANES):
         rows, here = smaller(LANES, count - start), advance((dy, x, dx), steps, start)
         if prefetches:
@@ -144,11 +132,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
             transpose(tiles[0], LANES, here[2], steps[2], rows, run)
     if get(job, B.J_ADDS) != 0:
         totals, at = sums_of(job), get(job, B.J_FIRST)
-        for j in range(at, at + run):
-            total = sum_of_lanes(load_lanes(columns[0][0], (j - at) * LANES))
-            projection = sum_of_lanes(load_lanes(columns[1][0], (j - at) * LANES))
-            put(totals[0][0], j, get(totals[0][0], j) + total)
-            put(totals[1][0], j, get(totals[1][0], j) + projection)
+        add_columns(zero, columns[0], run, LANES, 1, totals[0], at)
+        add_columns(zero, columns[1], run, LANES, 1, totals[1], at)
 
 
 @helper
