@@ -142,9 +142,10 @@ PROGRAM_FIELDS = _program.end
 
 _job = _Fields()
 # A job tells a kernel what to do with a piece of the tensors, whose addresses are arguments beside
-# the job. J_CHANNEL is the number of the first channel; J_GAIN to J_SUMS are addresses of the
-# arrays above, for channel and group 0.
-J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = _job.each(6)
+# the job. J_BLOCK is the address of the block, for the facts that all jobs share. J_CHANNEL is the
+# number of the first channel; J_GAIN to J_SUMS are addresses of the arrays above, for channel and
+# group 0.
+J_BLOCK, J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT = _job.each(6)
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
 J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = _job.each(6)
 J_SUMS = _job(4)
@@ -156,9 +157,6 @@ J_BEGIN, J_BEFORE = _job.each(2)
 # The addresses of weight and bias along the rows; the index of the row's first element among the
 # parameters; whether dx is written with the parameters' sums, and whether there are such sums.
 J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job.each(5)
-# For kernels that compute a row's coefficients: the block's DIVISOR, EPS and CENTRED, and the
-# address of the weights' range (W_COUNT).
-J_DIVISOR, J_EPS, J_CENTRED, J_RANGE = _job.each(4)
 JOB_FIELDS = _job.end
 
 _team = _Fields()

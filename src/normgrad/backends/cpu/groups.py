@@ -56,7 +56,7 @@ from .row_groups import (
     read_coefficients,
     round_statistics,
     row_coefficients,
-    write_part,
+    write_part_of_group,
 )
 from .target import has_many_registers
 from .tiny import forward_in_tiles, gradients_in_tiles
@@ -156,7 +156,7 @@ def write_part_of_rows(arguments, c, part):
     for r in range(rows):
         prefetch_later_rows(tensors, c, ahead, writes)
         of_row = row_coefficients(coefficients, r)
-        write_part(operation, tensors, c, weight, of_row, part, streaming)
+        write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
         tensors = advance(tensors, steps, 1)
 
 

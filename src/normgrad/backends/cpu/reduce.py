@@ -40,6 +40,7 @@ from .intrinsics import (
     doubles_at,
     get,
     inlined,
+    integers_at,
     item_size,
     load,
     not_inlined,
@@ -88,6 +89,12 @@ FEW_ROWS = 4
 #: The size of buffers for a row of columns, beyond whose end the last lanes may reach, and for two.
 BUFFER = SPAN + LANES
 BUFFER_OF_TWO = 2 * BUFFER
+
+
+@helper
+def block_of(job):
+    """The block of the plan that a job is a part of."""
+    return integers_at(get(job, B.J_BLOCK))
 
 
 @helper
@@ -216,7 +223,7 @@ def reduce_rows(operation, dy, x, dx, job):
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
     weight, zero = reals_at(get(job, B.J_WEIGHT), dy, x), zero_lanes(dy, x)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
-    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    first, per_group = get(job, B.J_CHANNEL), get(block_of(job), B.PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
     batch = double_buffer(BATCH), double_buffer(BATCH)
     of_short_rows = real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
@@ -360,7 +367,7 @@ def reduce_columns(operation, dy, x, dx, job):
     terms = real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)
     columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
     zero = zero_lanes(dy, x)
-    fill_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), dy, terms[0])
+    fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), dy, terms[0])
     if coefficient_count(operation) > 0:
         fill_row(job, B.J_GAIN, plain(1), dy, terms[1])
     width = channels * run * repeat

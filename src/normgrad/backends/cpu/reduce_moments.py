@@ -54,7 +54,16 @@ from .moments import (
 )
 from .pairs import add_pair
 from .parts import load_part, load_some, over_row
-from .reduce import BLOCK, BUFFER, add_quarters, fill_row, shape_of, sums_of, totals_of_rows
+from .reduce import (
+    BLOCK,
+    BUFFER,
+    add_quarters,
+    block_of,
+    fill_row,
+    shape_of,
+    sums_of,
+    totals_of_rows,
+)
 from .steps import EXACT
 from .vectors import next_group
 
@@ -98,7 +107,7 @@ def put_about_pilot(operation, x, job, per, pilot, batch, i):
 @helper
 def means_of_channels(job, c, count, per, means):
     """Read the job's means of some channels, or groups of ``per`` channels, from c on."""
-    of_groups, per_group = doubles_at(get(job, B.J_MEAN)), get(job, B.J_PER_GROUP)
+    of_groups, per_group = doubles_at(get(job, B.J_MEAN)), get(block_of(job), B.PER_GROUP)
     group = c // per_group
     left = per_group - (c - group * per_group)
     for i in range(count):
@@ -112,7 +121,7 @@ def channels_of_row(job, c, end):
 
     The sums of such a row go to the first of its channels.
     """
-    per, run = get(job, B.J_PER_GROUP), get(job, B.J_RUN)
+    per, run = get(block_of(job), B.PER_GROUP), get(job, B.J_RUN)
     is_one_row = get(job, B.J_ROWS) == 1 and get(job, B.J_CHANNEL_STEPS + 1) == run
     return per if is_one_row and c % per == 0 and end % per == 0 else 1
 
@@ -362,7 +371,7 @@ def moments_of_columns(operation, dy, x, dx, job):
     means = real_buffer(BUFFER, dy, x)
     columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
     zero = zero_lanes(x, x)
-    fill_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), x, means)
+    fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), x, means)
     width = channels * run * repeat
     start_sums(columns, width, zero)
     rows, ahead = count // repeat, get(job, B.J_AHEAD) != 0

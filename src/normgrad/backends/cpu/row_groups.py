@@ -16,7 +16,7 @@ from .helpers import by_types, helper
 from .intrinsics import bits_to_double, doubles_at, get, load, not_inlined, put, shift
 from .lanes import LANES, splat
 from .parts import load_part, store_part
-from .reduce import sums_of
+from .reduce import block_of, sums_of
 from .vectors import canonical
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -45,8 +45,10 @@ def read_coefficients(job, row, rows, coefficients):
 def compute_coefficients(job, rows, means, invstds, sums, coefficients):
     """Compute some rows' coefficients (see ``row_coefficients`` and coefficients.py) from sums."""
     not_inlined()
-    m, centred = bits_to_double(get(job, B.J_DIVISOR)), get(job, B.J_CENTRED) != 0
-    normal, weights = NORMAL_SINGLES, doubles_at(get(job, B.J_RANGE))
+    block = block_of(job)
+    m, centred = bits_to_double(get(block, B.DIVISOR)), get(block, B.CENTRED) != 0
+    weights = doubles_at(get(block, B.WORKSPACE) + get(block, B.W_COUNT))
+    normal = NORMAL_SINGLES
     least, most, one = get(weights, 1), get(weights, 2), 1.0 / m
     for r in range(rows):
         invstd, total, projection = get(invstds, r), get(sums[0], r), get(sums[1], r)
@@ -82,7 +84,7 @@ def row_coefficients(coefficients, r):
 
 
 @helper
-def write_part(operation, tensors, c, weight, of_row, part, streaming):
+def write_part_of_group(operation, tensors, c, weight, of_row, part, streaming):
     """Write dx of a part of a row."""
     gain, offset, mean, slope, scale, _ = of_row
     weighted = gain * weight, offset, mean, slope, scale
@@ -106,14 +108,14 @@ def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, str
     """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
     dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
     if is_written(writes):
-        write_part(operation, tensors, c, weight, of_row, part, streaming)
+        write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
     return sums[0] + dy, sums[1] + dy * (centred * of_row[5])
 
 
 @helper
 def choose_pilots(job, x, step, first, rows):
     """Choose what some rows' moments are about: their first elements (see prepare)."""
-    pilots, centred = doubles_at(get(job, B.J_MEAN)), get(job, B.J_CENTRED) != 0
+    pilots, centred = doubles_at(get(job, B.J_MEAN)), get(block_of(job), B.CENTRED) != 0
     for r in range(rows):
         value = load(x, r * step) if centred else 0.0
         put(pilots, first + r, value if isfinite(value) else 0.0)
@@ -122,10 +124,11 @@ def choose_pilots(job, x, step, first, rows):
 @helper
 def compute_statistics(job, first, rows, means, invstds):
     """Compute some rows' mean and 1/std from their moments, for the loop that writes y."""
-    one, eps = 1.0 / bits_to_double(get(job, B.J_DIVISOR)), bits_to_double(get(job, B.J_EPS))
+    block = block_of(job)
+    one, eps = 1.0 / bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
     pilots, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
     totals, squares = shift(sums[0][0], first), shift(sums[1][0], first)
-    centred = get(job, B.J_CENTRED) != 0
+    centred = get(block, B.CENTRED) != 0
     for r in range(rows):
         change = get(totals, r) * one if centred else 0.0
         variance = get(squares, r) * one - change * change

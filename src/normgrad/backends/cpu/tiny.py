@@ -25,7 +25,7 @@ from .intrinsics import (
 from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
 from .moments import nearest_element
 from .moves import transpose
-from .reduce import sums_of, three
+from .reduce import block_of, sums_of, three
 from .row_groups import (
     COEFFICIENTS,
     DISTANCE,
@@ -143,7 +143,7 @@ def forward_in_tiles(operation, dy, x, dx, job):
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
     steps, along = three(job, B.J_CHANNEL_STEPS), parameters_along(x, x, job)
     pilots, sums = doubles_at(get(job, B.J_MEAN)), sums_of(job)
-    tile, centred = real_buffer(TILE, x, x), get(job, B.J_CENTRED) != 0
+    tile, centred = real_buffer(TILE, x, x), get(block_of(job), B.CENTRED) != 0
     means, invstds = double_buffer(LANES), double_buffer(LANES)
     about, totals, squares = double_buffer(LANES), double_buffer(LANES), double_buffer(LANES)
     none = splat(0.0)

@@ -102,13 +102,9 @@ def start_job(block, job, base, part):
     put(job, B.J_SHIFT, workspace + get(block, B.W_SHIFT) + channel)
     for i in range(4):
         put(job, B.J_SUMS + i, workspace + get(block, B.W_SUM_DY + i) + sums)
-    put(job, B.J_PER_GROUP, per_group)
+    put(job, B.J_BLOCK, address_of(block))
     put(job, B.J_STREAM, get(block, B.STREAM))
     put(job, B.J_AHEAD, get(block, B.AHEAD))
-    put(job, B.J_DIVISOR, get(block, B.DIVISOR))
-    put(job, B.J_EPS, get(block, B.EPS))
-    put(job, B.J_CENTRED, get(block, B.CENTRED))
-    put(job, B.J_RANGE, workspace + get(block, B.W_COUNT))
     for tensor in range(3):
         put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
         put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))

@@ -30,7 +30,7 @@ from .intrinsics import (
 from .lanes import LANES, load_lanes, splat_like
 from .layout import PAGE
 from .parts import merge_part, over_row, store_part
-from .reduce import BUFFER, QUARTERS, fill_row, quarters, shape_of, streams_lines, three
+from .reduce import BUFFER, QUARTERS, block_of, fill_row, quarters, shape_of, streams_lines, three
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -130,7 +130,8 @@ def write_each_row(operation, dy, x, dx, job):
     not_inlined()
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
     rows, run, along = get(job, B.J_ROWS), get(job, B.J_RUN), parameters_along(dy, x, job)
-    first, per_group, ahead = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP), prefetch_distance(job)
+    first, per_group = get(job, B.J_CHANNEL), get(block_of(job), B.PER_GROUP)
+    ahead = prefetch_distance(job)
     group, left = first // per_group, per_group - first % per_group
     for c in range(get(job, B.J_CHANNELS)):
         coefficients = coefficients_of(dy, x, job, first + c, group)
@@ -149,7 +150,7 @@ def write_run(operation, tensors, job, channel, channels, streaming):
     """
     dy, x, dx = tensors
     run, along, ahead = get(job, B.J_RUN), parameters_along(dy, x, job), prefetch_distance(job)
-    per_group = get(job, B.J_PER_GROUP)
+    per_group = get(block_of(job), B.PER_GROUP)
     group, left = channel // per_group, per_group - channel % per_group
     coefficients = coefficients_of(dy, x, job, channel, group)
     k = write_head(operation, tensors, coefficients, along, run)
@@ -261,7 +262,7 @@ def write_columns(operation, dy, x, dx, job):
     In a piece they come in memory's order, so that the processor prefetches what is written too.
     """
     _, channels, run, repeat = shape_of(job)
-    per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
+    per, steps = get(block_of(job), B.PER_GROUP), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
     terms = (
         real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
