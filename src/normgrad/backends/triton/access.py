@@ -113,15 +113,16 @@ def channels_of(s, block, a, C: tl.constexpr):
 
 
 @helper
-def positions_from(a, start, end, at, C: tl.constexpr):
+def positions_from(a, start, end, at, WHOLE: tl.constexpr, C: tl.constexpr):
     """The positions of a tile, and a mask of the elements that exist.
 
-    In lines, the positions that share a parameter are padded to a power of two.
+    In lines, the positions that share a parameter are padded to a power of two. A mask of a WHOLE
+    tile, which ends before ``end``, only says which channels exist.
     """
     B: tl.constexpr = C.positions
     # A part starts at a multiple of the tile's size.
     p = tl.multiple_of(start + tl.arange(0, B), B)
-    there = p < end
+    there = tl.full([B], 1, tl.int1) if WHOLE else p < end
     if C.sharing > 1:
         index = p % C.sharing
         there = there & (index < a.sizes.sharing)

@@ -32,6 +32,17 @@ def task_of(task, a, C: tl.constexpr):
     return at, first, part, start, start + tl.minimum(size, positions - start)
 
 
+@helper
+def sum_tile(a, at, first, start, end, centre, c, found, WHOLE: tl.constexpr, C: tl.constexpr):
+    """Add a tile's sums to those found before; in evaluation also write the tile of dx."""
+    p, there = access.positions_from(a, start, end, at, WHOLE, C)
+    dy, x = tiles.load_both(a, at.set, first, p, there, C)
+    found = tiles.both(found, tiles.sums_of_tile(dy, x, centre, there, C), C.wide)
+    if C.writes:
+        tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
+    return found
+
+
 @triton.jit
 def sums(a, C: tl.constexpr):
     """Sum each part of each tile into the workspace, with one program per part.
@@ -46,12 +57,11 @@ def sums(a, C: tl.constexpr):
         c = channels.scaling(a, at, C)
     zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
     found = tiles.Sums(exact(zero), exact(zero))
-    for here in range(start, end, C.positions):
-        p, there = access.positions_from(a, here, end, at, C)
-        dy, x = tiles.load_both(a, at.set, first, p, there, C)
-        found = tiles.both(found, tiles.sums_of_tile(dy, x, centre, there, C), C.wide)
-        if C.writes:
-            tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
+    whole = start + (end - start) // C.positions * C.positions
+    for here in range(start, whole, C.positions):
+        found = sum_tile(a, at, first, here, end, centre, c, found, True, C)
+    if whole < end:
+        found = sum_tile(a, at, first, whole, end, centre, c, found, False, C)
     found = tiles.along(found, 0, C.wide)
     if C.outputs:
         channels.finished(a, at, centre, found, C)
@@ -72,7 +82,7 @@ def write(a, C: tl.constexpr):
     else:
         c = channels.given(a, at, C)
     for here in range(start, end, C.positions):
-        p, there = access.positions_from(a, here, end, at, C)
+        p, there = access.positions_from(a, here, end, at, False, C)
         # In evaluation dx does not depend on x, and the compiler leaves out that load.
         dy, x = tiles.load_both(a, at.set, first, p, there, C)
         if C.sharing > 0:
@@ -105,7 +115,7 @@ def persistent(a, C: tl.constexpr):
     end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
     for task in range(start, end):
         at, first, part, begin, stop = task_of(task, a, C)
-        p, there = access.positions_from(a, begin, stop, at, C)
+        p, there = access.positions_from(a, begin, stop, at, False, C)
         dy, x = tiles.load_both(a, at.set, first, p, there, C)
         centre = channels.about(a, at, C)
         found = tiles.along(tiles.sums_of_tile(dy, x, centre, there, C), 0, C.wide)
@@ -147,7 +157,7 @@ def lines(a, C: tl.constexpr):
     last_block = tl.minimum(first_block + a.sizes.each.to(tl.int32), blocks)
     for block in tl.range(first_block, last_block, num_stages=C.stages):
         at, first = access.channels_of(s, block, a, C)
-        p, there = access.positions_from(a, begin, end, at, C)
+        p, there = access.positions_from(a, begin, end, at, False, C)
         dy, x = tiles.load_both(a, s, first, p, there, C)
         centre = channels.about(a, at, C)
         if C.forward:

@@ -147,46 +147,6 @@ def folded(a, ERRORS: tl.constexpr, C: tl.constexpr):
 
 
 @helper
-def unfolded(value, C: tl.constexpr):
-    """Give all positions that :func:`folded` has added up the same number."""
-    F: tl.constexpr = C.leading
-    V: tl.constexpr = C.adjacent
-    R: tl.constexpr = C.positions // (F * V)
-    W: tl.constexpr = C.channels
-    spread = tl.broadcast_to(tl.reshape(value, [1, R, 1, W]), [F, R, V, W])
-    return tl.reshape(spread, [F * R * V, W])
-
-
-@helper
-def moments_of_tile(x, about, there, C: tl.constexpr):
-    """Each thread's Σ(x − p) and Σ(x − p)² in float64, from float32 arithmetic.
-
-    Squares are taken about the mean of the thread's own elements, so that they lose no accuracy if
-    p is far away. The first sum keeps its rounding errors if x is float32, since an element may be
-    closer to the mean than float32 sums are exact; half types have fewer digits, and do not need
-    it.
-    """
-    SINGLE: tl.constexpr = C.x.code == 0
-    centre = about.to(tl.float32)[None, :]
-    # Elements outside the tensor are replaced by p, which adds nothing to the first sum.
-    x = tl.where(there, x, centre)
-    if SINGLE:
-        d = folded(two_sum(x, -centre), True, C)
-    else:
-        d = folded(exact(x - centre), False, C)
-    count = folded(exact(there.to(tl.float32)), False, C).value
-    own = centre + d.value / tl.maximum(count, 1.0)
-    # An infinite element would make NaN of its own difference.
-    own = tl.where(tl.abs(own) <= 3.4028234663852886e38, own, centre)
-    total = kept(Pair(d.value.to(tl.float64), d.error.to(tl.float64)), SINGLE)
-    d = tl.where(there, x - unfolded(own, C), 0.0)
-    squares = folded(exact(d * d), False, C).value.to(tl.float64)
-    away = own.to(tl.float64) - about[None, :]
-    squares += tl.where(away == 0.0, 0.0, away * (2.0 * total - count.to(tl.float64) * away))
-    return Sums(exact(total), exact(squares))
-
-
-@helper
 def terms_of_tile(dy, x, about, there, C: tl.constexpr):
     """The terms of the sums for each element of a tile, in the arithmetic's type."""
     if C.wide:
@@ -198,6 +158,9 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
             term = exact(dy)
             product = times(term, xmu, True)
         return Sums(term, masked(product, there))
+    elif C.forward:
+        d = tl.where(there, x.to(tl.float64) - about[None, :], 0.0)
+        return Sums(exact(d), exact(d * d))
     else:
         return Sums(exact(dy), exact(tl.where(there, dy * (x - about[None, :]), 0.0)))
 
@@ -216,10 +179,7 @@ def sums_of_terms(terms, C: tl.constexpr):
 @helper
 def sums_of_tile(dy, x, about, there, C: tl.constexpr):
     """The sums of a tile for each thread, in float64."""
-    if C.forward & (not C.wide):
-        return moments_of_tile(x, about, there, C)
-    else:
-        return sums_of_terms(terms_of_tile(dy, x, about, there, C), C)
+    return sums_of_terms(terms_of_tile(dy, x, about, there, C), C)
 
 
 @helper
