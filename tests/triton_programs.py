@@ -24,7 +24,7 @@ PASSES = {
 }
 
 #: The kernels that read dy and x in tiles.
-OVER_TENSORS = ("sums", "write", "persistent", "lines")
+OVER_TENSORS = ("sums", "write", "groups")
 
 A100 = Device("NVIDIA A100", 108)
 

@@ -113,6 +113,19 @@ def channels_of(s, block, a, C: tl.constexpr):
 
 
 @helper
+def channels_in_group(s, group, k, a, C: tl.constexpr):
+    """The channels of a group from its channel k on, and the index of the first."""
+    per_group = a.sizes.per_group.to(tl.int32)
+    first = group * per_group + k
+    i = tl.arange(0, C.channels)
+    there = k + i < per_group
+    V: tl.constexpr = C.x.vector
+    if (V > 1) & (C.x.along == ALONG_CHANNELS):
+        there = tl.max_constancy(there, V)
+    return Channels(s, first + i, group + i * 0, there), first
+
+
+@helper
 def positions_from(a, start, end, at, WHOLE: tl.constexpr, C: tl.constexpr):
     """The positions of a tile, and a mask of the elements that exist.
 

@@ -21,6 +21,7 @@ from .arithmetic import (
     negative,
     number,
     real,
+    sum_along,
     times,
     two_sum,
 )
@@ -252,16 +253,48 @@ def load_sums(a, part, at, C: tl.constexpr):
 
 
 @helper
-def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
-    """Store the sums of a piece's parameters over some lines, rounded, in the workspace."""
+def fold_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
+    """Pointers to a program's float64 sums of a tile's parameters, which have room for padding."""
+    row = (WHICH * a.sizes.slots.to(tl.int64) + slot) * a.sizes.sets.to(tl.int64) + s
+    index = row * a.sizes.parts.to(tl.int64) * C.positions + start
+    folds = a.at[access.WORKSPACE].to(tl.int64) + a.work.folds.to(tl.int64)
+    base = tl.multiple_of(folds.to(tl.pointer_type(tl.float64)), 16)
+    return base + tl.multiple_of(index, C.positions) + tl.arange(0, C.positions)
+
+
+@helper
+def with_folds(a, slot, s, start, column, folds, WHICH: tl.constexpr, C: tl.constexpr):
+    """Sum a column over a tile's lines, and add the program's earlier chains, if there are any."""
+    sum_ = sum_along(Pair(column.value.to(tl.float64), column.error.to(tl.float64)), 1, C.wide)
+    value = kept(sum_, C.wide)
+    if C.chain > 0:
+        if folds > 0:
+            value += tl.load(fold_at(a, slot, s, start, WHICH, C))
+    return value
+
+
+@helper
+def fold_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
+    """Add chains of terms to the program's sums in float64 in the workspace."""
+    # Other threads may have stored what this one reads.
+    tl.debug_barrier()
+    for WHICH in tl.static_range(2):
+        value = with_folds(a, slot, s, start, columns[WHICH], folds, WHICH, C)
+        tl.store(fold_at(a, slot, s, start, WHICH, C), value)
+
+
+@helper
+def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
+    """Store a program's sums of the parameters of a tile of lines, rounded, in the workspace."""
     CODE: tl.constexpr = 1 if C.wide else 0
-    of_set = a.sizes.positions // C.sharing
+    of_set = a.sizes.positions.to(start.dtype) // C.sharing
     parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
-    there = parameter < of_set
-    place = access.in_workspace(a, a.work.columns, slot, s, of_set, parameter, CODE)
-    tl.store(place, kept(columns.total, C.wide), mask=there)
-    place = access.in_workspace(a, a.work.columns, slots + slot, s, of_set, parameter, CODE)
-    tl.store(place, kept(columns.projection, C.wide), mask=there)
+    tl.debug_barrier()
+    for WHICH in tl.static_range(2):
+        value = with_folds(a, slot, s, start, columns[WHICH], folds, WHICH, C)
+        row = WHICH * a.sizes.slots.to(tl.int64) + slot
+        place = access.in_workspace(a, a.work.columns, row, s, of_set, parameter, CODE)
+        tl.store(place, real(value, C.wide), mask=parameter < of_set)
 
 
 @helper

@@ -40,21 +40,26 @@ class Config(NamedTuple):
         sharing: 0 if channels have the parameters; in lines, whose positions have them, the number
             of a tile's positions that share one, a power of two.
         groups: the number of groups of a program, if it has whole groups.
-        fan: the number of a group's channels that ``finish`` adds up at once.
+        held: whether a program holds its groups in registers, or a piece of a line, rather than
+            reading them twice.
+        over: the numbers that ``combine`` combines, one of OVER_PARTS, OVER_SETS, OVER_RANKS.
+        fan: the number of a group's channels whose sums are combined at once.
         rank: the number of axes that positions run over.
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
         rows: the number of parts whose sums are added up at once.
         about: the source of the point that x is centred about, one of PILOT, GIVEN, SAVED.
         invstd: the source of 1/std, one of GIVEN, SAVED, VARIANCE.
         saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
-        coefficients: whether coefficients are read from the workspace, where ``finish`` stored
+        coefficients: whether coefficients are read from the workspace, where ``combine`` stored
             them for ``write``, rather than computed from given statistics.
         writes: whether the kernel that makes the sums also writes dx.
         outputs: whether the kernel writes the per-channel outputs.
         keeps_sums: whether the kernel also stores its sums in the workspace.
         columns: whether the gradients of parameters are made from sums over lines that include each
             line's 1/std, rather than from sums of every set.
-        stages: the number of tiles that ``lines`` reads or computes at once; 0 for one.
+        chain: the number of tiles whose terms of these sums are added in float32 before they are
+            folded into float64; 0 if all are added in float64.
+        stages: the number of tiles that ``groups`` reads or computes at once; 0 for one.
         short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
             only the gradients of parameters are made from them.
     """
@@ -75,6 +80,8 @@ class Config(NamedTuple):
     single: bool = True
     sharing: int = 0
     groups: int = 1
+    held: bool = True
+    over: int = 0
     fan: int = 1
     rank: int = 1
     long_positions: bool = False
@@ -88,6 +95,7 @@ class Config(NamedTuple):
     outputs: bool = False
     keeps_sums: bool = False
     columns: bool = False
+    chain: int = 0
     short_sums: bool = False
     centred: bool = True
     stages: int = 0
@@ -99,6 +107,10 @@ PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
 
 #: The statistics to store: the mean; the mean and 1/std; 1/std about the given mean.
 MEAN, BOTH, INVSTD = 1, 2, 3
+
+#: The numbers that ``combine`` combines: sums of all parts, for each group; sums of all sets and
+#: parts, for each parameter; the statistics of all ranks, for each channel.
+OVER_PARTS, OVER_SETS, OVER_RANKS = 0, 1, 2
 
 #: The code of an absent vector.
 ABSENT = 7
@@ -156,7 +168,8 @@ class Sizes(NamedTuple):
         sharing: the number of positions of a line that share a parameter.
         step: the number of channels from one tile to the next.
         parts, part: the number of parts of the positions, and the number of positions in each.
-        tasks, each: the number of tasks, and the number of tasks per program.
+        each, slots: the number of blocks of channels (or of groups that are read twice) that a
+            program of ``groups`` processes, and the number of programs for each set and part.
     """
 
     sets: Any
@@ -168,8 +181,8 @@ class Sizes(NamedTuple):
     step: Any
     parts: Any
     part: Any
-    tasks: Any
     each: Any
+    slots: Any
 
 
 class Numbers(NamedTuple):
@@ -199,7 +212,8 @@ class Work(NamedTuple):
         coefficients: the coefficients from which dx or y is written, in the arithmetic's type: five
             numbers, each by set and channel.
         columns: the sums over lines of dy and of dy·(x − μ)/std, in the arithmetic's type; each by
-            part of the lines and parameter.
+            slot and parameter.
+        folds: the same sums in float64, of all but the last chain of a program.
     """
 
     sums: Any = 0
@@ -207,6 +221,7 @@ class Work(NamedTuple):
     pilots: Any = 0
     coefficients: Any = 0
     columns: Any = 0
+    folds: Any = 0
 
 
 class Arguments(NamedTuple):

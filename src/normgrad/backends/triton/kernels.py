@@ -5,11 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import access, channels, tiles
+from . import access, channels, config, tiles
 from .arithmetic import Pair, added, exact, kept, masked, number, sum_along
-from .jit import helper
+from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The numbers that ``combine`` combines; see config.py.
+OVER_PARTS, OVER_SETS = constant(config.OVER_PARTS), constant(config.OVER_SETS)
 
 
 @helper
@@ -33,13 +36,16 @@ def task_of(task, a, C: tl.constexpr):
 
 
 @helper
-def sum_tile(a, at, first, start, end, centre, c, found, WHOLE: tl.constexpr, C: tl.constexpr):
+def sum_tile(
+    a, at, first, start, end, centre, c, weight, found, WHOLE: tl.constexpr, C: tl.constexpr
+):
     """Add a tile's sums to those found before; in evaluation also write the tile of dx."""
     p, there = access.positions_from(a, start, end, at, WHOLE, C)
     dy, x = tiles.load_both(a, at.set, first, p, there, C)
-    found = tiles.both(found, tiles.sums_of_tile(dy, x, centre, there, C), C.wide)
-    if C.writes:
-        tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
+    terms = tiles.terms_of_tile(dy, x, centre, there, C)
+    found = tiles.both(found, tiles.sums_of_terms(terms, weight, C), C.wide)
+    if C.constant and C.writes:
+        tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, weight, c, C), C)
     return found
 
 
@@ -59,14 +65,23 @@ def sums(a, C: tl.constexpr):
     found = tiles.Sums(exact(zero), exact(zero))
     whole = start + (end - start) // C.positions * C.positions
     for here in range(start, whole, C.positions):
-        found = sum_tile(a, at, first, here, end, centre, c, found, True, C)
+        found = sum_tile(a, at, first, here, end, centre, c, c, found, True, C)
     if whole < end:
-        found = sum_tile(a, at, first, whole, end, centre, c, found, False, C)
+        found = sum_tile(a, at, first, whole, end, centre, c, c, found, False, C)
     found = tiles.along(found, 0, C.wide)
     if C.outputs:
         channels.finished(a, at, centre, found, C)
     else:
         channels.put_sums(a, part, at, centre, found, C)
+
+
+@helper
+def write_tile(a, at, first, start, end, c, weight, bias, C: tl.constexpr):
+    """Write a tile of dx or y from coefficients, and in lines from the positions' parameters."""
+    p, there = access.positions_from(a, start, end, at, False, C)
+    # In evaluation dx does not depend on x, and the compiler leaves out that load.
+    dy, x = tiles.load_both(a, at.set, first, p, there, C)
+    tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, weight, bias, C), C)
 
 
 @triton.jit
@@ -82,18 +97,11 @@ def write(a, C: tl.constexpr):
     else:
         c = channels.given(a, at, C)
     for here in range(start, end, C.positions):
-        p, there = access.positions_from(a, here, end, at, False, C)
-        # In evaluation dx does not depend on x, and the compiler leaves out that load.
-        dy, x = tiles.load_both(a, at.set, first, p, there, C)
-        if C.sharing > 0:
-            weight, bias = tiles.parameters(a, at.set, here, C)
-            value = tiles.written_to_lines(dy, x, c, weight, bias, C)
-        else:
-            value = tiles.written(dy, x, c, C)
-        tiles.store_dx(a, at.set, first, p, there, value, C)
+        weight, bias = tiles.parameters(a, at.set, here, C)
+        write_tile(a, at, first, here, end, c, weight, bias, C)
 
 
-# Kernels whose programs have whole groups
+# Whole groups
 
 
 @helper
@@ -108,76 +116,108 @@ def shared(p, member, WIDE: tl.constexpr):
     return Pair(tl.sum(of_each.value, 1), tl.sum(of_each.error, 1))
 
 
-@triton.jit
-def persistent(a, C: tl.constexpr):
-    """Sum and write tiles that hold whole statistics groups, reading them once (one pass)."""
-    start = tl.program_id(0) * a.sizes.each.to(tl.int32)
-    end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
-    for task in range(start, end):
-        at, first, part, begin, stop = task_of(task, a, C)
-        p, there = access.positions_from(a, begin, stop, at, False, C)
-        dy, x = tiles.load_both(a, at.set, first, p, there, C)
-        centre = channels.about(a, at, C)
-        found = tiles.along(tiles.sums_of_tile(dy, x, centre, there, C), 0, C.wide)
-        if C.keeps_sums:
-            # The parameters' gradients are sums over the samples, which another kernel computes.
-            channels.put_sums(a, part, at, centre, found, C)
+@helper
+def over_group(found, at, first, a, C: tl.constexpr):
+    """Give each channel of a tile its group's sums, from the channels' sums."""
+    if C.sharing == 0:
         found = channels.weighted(a, at, found, C)
-        if not C.single:
-            of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
-            member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
-            total = shared(found.total, member, C.wide)
-            found = tiles.Sums(total, shared(found.projection, member, C.wide))
-        c = channels.finished(a, at, centre, found, C)
-        tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
+    if not C.single:
+        of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
+        member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
+        total = shared(found.total, member, C.wide)
+        found = tiles.Sums(total, shared(found.projection, member, C.wide))
+    return found
+
+
+@helper
+def read_twice(a, s, group, end, C: tl.constexpr):
+    """Sum and write a group that is read twice: the second time from the L2 cache, if it fits."""
+    per_group = a.sizes.per_group.to(tl.int32)
+    at, first = access.channels_in_group(s, group, 0, a, C)
+    centre = channels.about(a, at, C)
+    none = tl.full([1], 0.0, tl.float64)
+    total = tiles.Sums(exact(none), exact(none))
+    for k in range(0, per_group, C.channels):
+        at, first = access.channels_in_group(s, group, k, a, C)
+        zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
+        found = tiles.Sums(exact(zero), exact(zero))
+        for here in range(0, end, C.positions):
+            weight, bias = tiles.parameters(a, s, here, C)
+            found = sum_tile(a, at, first, here, end, centre, centre, weight, found, False, C)
+        found = tiles.along(found, 0, C.wide)
+        if C.keeps_sums:
+            channels.put_sums(a, 0, at, centre, found, C)
+        if C.sharing == 0:
+            found = channels.weighted(a, at, found, C)
+        total = tiles.both(total, tiles.over_channels(found, C), C.wide)
+    for k in range(0, per_group, C.channels):
+        at, first = access.channels_in_group(s, group, k, a, C)
+        c = channels.finished(a, at, centre, tiles.for_channels(total, C), C)
+        for here in range(0, end, C.positions):
+            weight, bias = tiles.parameters(a, s, here, C)
+            write_tile(a, at, first, here, end, c, weight, bias, C)
 
 
 @triton.jit
-def lines(a, C: tl.constexpr):
-    """Sum and write some lines of a group, or the same piece of each, one after the other.
+def groups(a, C: tl.constexpr):
+    """Sum and write whole groups, in programs that process some tiles one after the other.
 
-    The lines are read once and summed, and written if they are whole. Their contribution to the
-    gradients of parameters is stored in the workspace. lines.py explains lines.
+    A tile that holds whole groups is read once. In lines it may also be a piece of a line, which is
+    only summed. The lines' terms of the parameters' gradients are added up over all tiles of a
+    program; lines.py explains lines.
     """
-    units = a.sizes.sets.to(tl.int32) * a.sizes.parts.to(tl.int32)
+    parts = a.sizes.parts.to(tl.int32)
+    units = a.sizes.sets.to(tl.int32) * parts
     slot = tl.program_id(0) // units
-    s = tl.program_id(0) % units // a.sizes.parts.to(tl.int32)
-    part = tl.program_id(0) % a.sizes.parts.to(tl.int32)
+    s = tl.program_id(0) % units // parts
+    part = tl.program_id(0) % parts
+    if C.held:
+        step = a.sizes.step.to(tl.int32)
+        blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
+    else:
+        blocks = a.sizes.groups.to(tl.int32)
+    first_block = slot * a.sizes.each.to(tl.int32)
+    last_block = tl.minimum(first_block + a.sizes.each.to(tl.int32), blocks)
     if C.long_positions:
         begin = part.to(tl.int64) * C.positions
         end = a.sizes.positions.to(tl.int64)
     else:
         begin = part * C.positions
         end = a.sizes.positions.to(tl.int32)
-    weight, bias = tiles.parameters(a, s, begin, C)
-    zero = tl.full([C.positions // C.sharing, C.channels], 0.0, tl.float64)
-    columns = tiles.Sums(exact(zero), exact(zero))
-    first_block = slot * a.sizes.each.to(tl.int32)
-    blocks = (a.sizes.channels.to(tl.int32) + C.channels - 1) // C.channels
-    last_block = tl.minimum(first_block + a.sizes.each.to(tl.int32), blocks)
-    for block in tl.range(first_block, last_block, num_stages=C.stages):
-        at, first = access.channels_of(s, block, a, C)
-        p, there = access.positions_from(a, begin, end, at, False, C)
-        dy, x = tiles.load_both(a, s, first, p, there, C)
-        centre = channels.about(a, at, C)
-        if C.forward:
-            found = tiles.sums_of_tile(dy, x, centre, there, C)
-        else:
-            terms = tiles.terms_of_tile(dy, x, centre, there, C)
-            if C.columns:
-                some = tiles.columns_of_terms(terms, channels.given_invstd(a, at, C), C)
-                columns = tiles.both(columns, some, C.wide)
-            found = tiles.sums_of_terms(tiles.weighted_terms(terms, weight, C), C)
-        found = tiles.along(found, 0, C.wide)
-        if C.keeps_sums:
-            channels.put_sums(a, part, at, centre, found, C)
-        if C.writes:
-            c = channels.finished(a, at, centre, found, C)
-            value = tiles.written_to_lines(dy, x, c, weight, bias, C)
-            tiles.store_dx(a, s, first, p, there, value, C)
-    if C.columns:
-        slots = tl.num_programs(0) // units
-        channels.put_columns(a, slot, slots, s, begin, tiles.along(columns, 1, C.wide), C)
+    if C.held:
+        weight, bias = tiles.parameters(a, s, begin, C)
+        columns = tiles.no_columns(C)
+        folds = 0
+        CHAIN: tl.constexpr = C.chain if C.chain > 0 else 1 << 30
+        for chain in range(first_block, last_block, CHAIN):
+            if C.chain > 0:
+                if chain > first_block:
+                    channels.fold_columns(a, slot, s, begin, columns, folds, C)
+                    columns = tiles.no_columns(C)
+                    folds += 1
+            last_of_chain = tl.minimum(chain + CHAIN, last_block)
+            for block in tl.range(chain, last_of_chain, num_stages=C.stages):
+                at, first = access.channels_of(s, block, a, C)
+                p, there = access.positions_from(a, begin, end, at, False, C)
+                dy, x = tiles.load_both(a, s, first, p, there, C)
+                centre = channels.about(a, at, C)
+                terms = tiles.terms_of_tile(dy, x, centre, there, C)
+                if C.columns:
+                    r = channels.given_invstd(a, at, C)
+                    columns = tiles.add_columns(columns, terms, r, C)
+                found = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C.wide)
+                if C.keeps_sums:
+                    channels.put_sums(a, part, at, centre, found, C)
+                if C.writes:
+                    found = over_group(found, at, first, a, C)
+                    c = channels.finished(a, at, centre, found, C)
+                    value = tiles.written(dy, x, c, weight, bias, C)
+                    tiles.store_dx(a, s, first, p, there, value, C)
+        if C.columns:
+            channels.put_columns(a, slot, s, begin, columns, folds, C)
+    else:
+        for group in range(first_block, last_block):
+            read_twice(a, s, group, end, C)
 
 
 # Sums in the workspace
@@ -227,11 +267,11 @@ def to_members(p, C: tl.constexpr):
     return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
 
 
-@triton.jit
-def finish(a, C: tl.constexpr):
+@helper
+def over_parts(a, C: tl.constexpr):
     """Combine the sums of all parts, for some groups of a set.
 
-    The kernel makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
+    This makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
     """
     blocks = (a.sizes.groups.to(tl.int32) + C.groups - 1) // C.groups
     s = tl.program_id(0) // blocks
@@ -257,8 +297,8 @@ def finish(a, C: tl.constexpr):
                 channels.put_coefficients(a, at, c, C)
 
 
-@triton.jit
-def outputs(a, C: tl.constexpr):
+@helper
+def over_sets(a, C: tl.constexpr):
     """Sum the gradients of some parameters over all sets and parts, and write them."""
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     group = channel // a.sizes.per_group.to(tl.int32)
@@ -284,11 +324,8 @@ def outputs(a, C: tl.constexpr):
     channels.write_gradients(a, at, found, scaled, C)
 
 
-# Ranks
-
-
 @helper
-def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
+def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     """The average over all ranks of their means minus one mean, or of variance + eps about it."""
     total = exact(at.channel.to(tl.float64) * 0.0)
     ranks = a.numbers.counts.to(tl.int32)
@@ -306,8 +343,8 @@ def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     return tl.where(n != 0.0, kept(total, C.wide) / n, 0.0)
 
 
-@triton.jit
-def gather(a, C: tl.constexpr):
+@helper
+def over_ranks(a, C: tl.constexpr):
     """Combine all ranks' statistics of some channels.
 
     1/r² is a rank's variance + eps. Its average over all elements, plus that of the squared
@@ -316,8 +353,8 @@ def gather(a, C: tl.constexpr):
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     at = access.Channels(channel * 0, channel, channel, channel < a.sizes.channels.to(tl.int32))
     n = channels.total_count(a, C)
-    mean = over_ranks(a, at, n, channel.to(tl.float64) * 0.0, False, C)
-    variance = over_ranks(a, at, n, mean, True, C)
+    mean = average(a, at, n, channel.to(tl.float64) * 0.0, False, C)
+    variance = average(a, at, n, mean, True, C)
     access.write_parameter(a, at, mean, access.OUT_MEAN, C)
     access.write_parameter(
         a, at, tl.where(n != 0.0, 1.0 / tl.sqrt(variance), 0.0), access.OUT_INVSTD, C
@@ -326,3 +363,14 @@ def gather(a, C: tl.constexpr):
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
     channels.update_running(a, at, mean, variance, n, C)
+
+
+@triton.jit
+def combine(a, C: tl.constexpr):
+    """Combine numbers of each channel: sums of parts, sums of all sets, or statistics of ranks."""
+    if C.over == OVER_PARTS:
+        over_parts(a, C)
+    elif C.over == OVER_SETS:
+        over_sets(a, C)
+    else:
+        over_ranks(a, C)

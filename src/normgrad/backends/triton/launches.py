@@ -14,6 +14,9 @@ from ...tensor import TensorSpec
 from .config import (
     ABSENT,
     GIVEN,
+    OVER_PARTS,
+    OVER_RANKS,
+    OVER_SETS,
     PILOT,
     Arguments,
     Config,
@@ -27,15 +30,13 @@ from .config import (
     slot,
 )
 from .device import Device
-from .lines import Cut, Lines
+from .lines import Lines
 from .tiling import (
-    LEAST,
     MOST_FAN,
     MOST_ROWS,
     Layout,
     Tile,
     axis_words,
-    element_bytes,
     fitting,
     groups_of,
     power_of_two,
@@ -51,7 +52,7 @@ SUM_CHANNELS, SUM_ROWS = 8, (1, 16, 256)
 #: The number of batch norm's channels of which a program combines the parts: the fewer, the more
 #: programs. On an H200, 64 channels of 523 and 1046 parts took 12.5 and 19.5 µs with 8, 6.1 and 8.4
 #: µs with 2.
-FINISH_CHANNELS = 2
+COMBINED_CHANNELS = 2
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,13 @@ class Launch:
     @property
     def word(self) -> str:
         """The launch's name in a plan's path."""
-        words = [self.kernel]
+        words, config = [self.kernel], self.config
         if self.kernel == "sums":
-            words += ["scale"] * self.config.writes + ["outputs"] * self.config.outputs
+            words += ["scale"] * config.writes + ["outputs"] * config.outputs
+        elif self.kernel == "groups":
+            words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.held)
+        elif self.kernel == "combine":
+            words.append(("parts", "sets", "ranks")[config.over])
         return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
@@ -134,71 +139,57 @@ class Builder:
 
     # Launches
 
-    def over_parts(
-        self, kernel: str, tile: Tile, parts: int, part: int, each: int = 1, **config: Any
-    ) -> None:
+    def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, **config: Any) -> None:
         """Launch a kernel on parts of ``part`` positions of each tile."""
-        tasks = tiles_of(self.problem, tile) * parts
-        sizes = self._sizes(tile, parts, part, tasks, each)
-        self._launch(kernel, ceil_div(tasks, each), tile, sizes, self.layout, **config)
+        programs = tiles_of(self.problem, tile) * parts
+        self._launch(kernel, programs, tile, self._sizes(tile, parts, part), self.layout, **config)
 
-    def persistent(self, tile: Tile, **config: Any) -> None:
-        """Launch ``persistent`` with one tile per program, or several if there are many tiles."""
-        positions, device = self.problem.positions, self.device
-        read = element_bytes(self.problem) * positions * tile.step
-        at_once = device.processors * device.programs_each
-        each = max(1, min(tiles_of(self.problem, tile) // at_once, LEAST // read))
-        self.over_parts("persistent", tile, 1, positions, each, **config)
+    def groups(
+        self, tile: Tile, each: int = 1, parts: int = 1, *, held: bool = True, **config: Any
+    ) -> None:
+        """Launch ``groups``, whose programs have ``each`` tiles, or groups that are read twice."""
+        problem = self.problem
+        blocks = ceil_div(problem.channel.size, tile.step) if held else groups_of(problem)
+        slots = ceil_div(blocks, each)
+        programs = problem.sets.size * parts * slots
+        sizes = self._sizes(tile, parts, tile.positions)._replace(each=each, slots=slots)
+        self._launch("groups", programs, tile, sizes, self.layout, held=held, **config)
 
-    def lines(self, cut: Cut, **config: Any) -> None:
-        """Launch ``lines``, on each piece of some lines."""
-        problem, tile = self.problem, cut.tile
-        tasks = tiles_of(problem, tile) * cut.pieces
-        sizes = self._sizes(tile, cut.pieces, tile.positions, tasks, cut.each)
-        programs = problem.sets.size * cut.pieces * cut.slots
-        self._launch("lines", programs, tile, sizes, self.layout, stages=cut.stages, **config)
-
-    def finish(self, parts: int, **config: Any) -> None:
-        """Launch ``finish``, which combines the sums of all parts for each group."""
+    def combine_parts(self, parts: int, **config: Any) -> None:
+        """Launch ``combine`` on the sums of all parts, for each group."""
         problem = self.problem
         groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
         if problem.per_group == 1:
-            groups = power_of_two(min(FINISH_CHANNELS, groups_of(problem)))
+            groups = power_of_two(min(COMBINED_CHANNELS, groups_of(problem)))
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
         tile = Tile(1, 1, 1, groups)
-        self._of_sums("finish", programs, tile, parts, parts, groups * fan, fan=fan, **config)
+        config = {"over": OVER_PARTS, "fan": fan, **config}
+        self._of_sums(programs, tile, parts, parts, groups * fan, **config)
 
-    def outputs(self, parts: int, *, short: bool = False, columns: bool = False) -> None:
-        """Launch ``outputs``, which sums group norm's parameter gradients from the workspace."""
-        width = min(SUM_CHANNELS, power_of_two(self.problem.channel.size))
-        programs = ceil_div(self.problem.channel.size, width)
-        sums = parts * self.problem.sets.size
+    def combine_sets(self, parts: int, *, short: bool = False, columns: bool = False) -> None:
+        """Launch ``combine`` on the sums of all sets and parts, for each parameter."""
+        channels = self.problem.channel.size
+        width = min(SUM_CHANNELS, power_of_two(ceil_div(channels, self.device.processors)))
         tile = Tile(1, width, width)
-        config = {"short_sums": short, "columns": columns}
-        self._of_sums("outputs", programs, tile, parts, sums, width, **config)
+        config = {"over": OVER_SETS, "short_sums": short, "columns": columns}
+        sums = parts * self.problem.sets.size
+        self._of_sums(ceil_div(channels, width), tile, parts, sums, width, **config)
 
-    def gather(self) -> None:
-        """Launch ``gather``, which combines the statistics of all ranks."""
+    def combine_ranks(self) -> None:
+        """Launch ``combine`` on the statistics of all ranks."""
         channels, count = self.problem.channel.size, self.problem.counts
         width = min(32, power_of_two(channels))
         rows = min(power_of_two(count.elements), 64) if count is not None else 1
         # With 8 numbers per thread Triton 3.6 spilled 16 to 152 bytes of registers; with 64,
         # Triton 3.9 spilled 2008.
         tile = Tile(1, width, width, warps=max(1, rows * width // 128))
-        sizes = self._sizes(tile)
-        self._launch("gather", ceil_div(channels, width), tile, sizes, self.layout, rows=rows)
+        sizes, config = self._sizes(tile), {"over": OVER_RANKS, "rows": rows}
+        self._launch("combine", ceil_div(channels, width), tile, sizes, self.layout, **config)
 
     def _of_sums(
-        self,
-        kernel: str,
-        programs: int,
-        tile: Tile,
-        parts: int,
-        count: int,
-        width: int,
-        **config: Any,
+        self, programs: int, tile: Tile, parts: int, count: int, width: int, **config: Any
     ) -> None:
-        """Launch a kernel that adds up ``count`` sums of each channel, ``width`` channels at once.
+        """Launch ``combine`` on ``count`` sums of each channel, for ``width`` channels at once.
 
         Its configuration contains no properties of the tensors, so that many shapes share a kernel.
         """
@@ -207,11 +198,10 @@ class Builder:
         tile = replace(tile, warps=max(1, min(8, rows * width // 128)))
         none = Tensor(dtypes.float32.code)
         layout = Layout("", none, none, none, self.layout.axes[:1], False, False)
-        self._launch(kernel, programs, tile, self._sizes(tile, parts), layout, rows=rows, **config)
+        sizes = self._sizes(tile, parts)
+        self._launch("combine", programs, tile, sizes, layout, rows=rows, **config)
 
-    def _sizes(
-        self, tile: Tile, parts: int = 1, part: int = 1, tasks: int = 0, each: int = 1
-    ) -> Sizes:
+    def _sizes(self, tile: Tile, parts: int = 1, part: int = 1) -> Sizes:
         """The argument ``sizes`` of kernels."""
         problem = self.problem
         return Sizes(
@@ -224,8 +214,8 @@ class Builder:
             step=tile.step,
             parts=parts,
             part=part,
-            tasks=tasks,
-            each=each,
+            each=1,
+            slots=1,
         )
 
     def _launch(

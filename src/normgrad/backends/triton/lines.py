@@ -46,8 +46,8 @@ PIECE_WARPS = 4
 #: layer norm of (4096, 4096) in float32 took 58, 42 and 47 µs with 32, 64 and 128 bytes; in
 #: bfloat16 37, 29 and 76.
 BYTES_OF_X, MOST_OF_X = 64, 32
-#: The number of elements of dy and x per thread, whose sums are float64.
-EACH_OF_BOTH = 8
+#: The number of elements of dy and x per thread, and the largest number.
+EACH_OF_BOTH, MOST_OF_BOTH = 16, 16
 #: The numbers of elements of x, and of dy and x, per thread: in float64 arithmetic, and for threads
 #: that read less than NARROW bytes at once, since each read keeps an address in registers.
 WIDE_EACH, NARROW_EACH, NARROW = (4, 2), (8, 4), 8
@@ -57,6 +57,10 @@ PERSISTENT_EACH = 16
 #: most half the number of elements. With as many lines as elements, one kernel of 40 spilled 8
 #: bytes per thread.
 LINES_EACH = 4
+#: The number of a line's terms of the parameters' gradients that are added in float32 before they
+#: are folded into float64. A term has four roundings: of x − μ, of 1/std and of two products; the
+#: chain has seven, and the sum one: 12 of the 16 that the bound allows.
+CHAIN = 8
 #: The number of a program's lines that are read or computed at once. On an H200, layer norm's
 #: gradients of (8192, 768) in float32 took 42 µs without, 36 with 2 and 29 with 3 or 4.
 STAGES = 3
@@ -183,6 +187,8 @@ class Cut:
         each: the number of tiles that a program processes one after the other.
         slots: the number of programs that process the same piece of different lines.
         whole: whether a program holds its lines in registers, and reads them only once.
+        chain: the number of tiles whose terms of the parameters' gradients are added in float32; 0
+            if all are added in float64.
         stages: the number of tiles that are read or computed at once; 0 for one.
     """
 
@@ -191,12 +197,13 @@ class Cut:
     each: int
     slots: int
     whole: bool
+    chain: int
     stages: int
 
 
 def _elements_each(problem: Lines, layout: Layout) -> tuple[int, int]:
     """The number of elements of a line that a thread should have, and the largest number."""
-    each = most = EACH_OF_BOTH
+    each, most = EACH_OF_BOTH, MOST_OF_BOTH
     if problem.forward:
         each, most = BYTES_OF_X // itemsize(problem), MOST_OF_X
     if problem.arithmetic is dtypes.float64:
@@ -236,7 +243,8 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     staged = tile.step == 1 and not wide and (not problem.forward or itemsize(problem) > 2)
     staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED
     slots = ceil_div(ceil_div(lines, tile.step), taken)
-    return Cut(tile, pieces, taken, slots, whole, STAGES if staged else 0)
+    chain = CHAIN if problem.sharing == 1 and not wide else 0
+    return Cut(tile, pieces, taken, slots, whole, chain, STAGES if staged else 0)
 
 
 def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:

@@ -28,6 +28,7 @@ from .tiling import (
     SHORT,
     Tile,
     element_bytes,
+    group_tile,
     groups_of,
     layout_of,
     persistent_tile,
@@ -91,7 +92,7 @@ def build(problem: Problem, device: Device) -> Program:
     passes = ""
     if problem.gathers:
         if problem.channel.size:
-            builder.gather()
+            builder.combine_ranks()
     elif problem.is_empty:
         _nothing(builder)
     elif isinstance(problem, Lines):
@@ -116,9 +117,9 @@ def _nothing(builder: Builder) -> None:
     if not problem.wants_parameters or problem.channel.size == 0:
         return
     if problem.grouped:
-        builder.outputs(0)
+        builder.combine_sets(0)
     elif problem.sets.size:
-        builder.finish(0, outputs=True)
+        builder.combine_parts(0, outputs=True)
 
 
 def _fill(builder: Builder) -> str:
@@ -144,34 +145,42 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         lines: the problem in the form of lines.
         problem: the same problem in its original form.
     """
-    cut = cut_of(lines, builder.layout, builder.device)
     if lines.missing_mean:
-        _find_statistics(builder, cut)
+        _find_statistics(builder, cut_of(lines, builder.layout, builder.device))
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
-    # In layer norm the sets share the parameters, so each set has slots of its own.
-    slots = cut.slots * (lines.sets.size if problem.by_row else 1)
-    if columns:
-        builder.reserve("columns", 2 * slots * problem.parameters * lines.arithmetic.itemsize)
+    cut = cut_of(lines, builder.layout, builder.device)
     passes = ""
+    if columns:
+        # In layer norm the sets share the parameters, so each set has slots of its own.
+        slots = cut.slots * (lines.sets.size if problem.by_row else 1)
+        sums = 2 * slots * problem.parameters
+        builder.reserve("columns", sums * lines.arithmetic.itemsize)
+        if cut.each > cut.chain > 0:
+            padded = cut.pieces * cut.tile.positions
+            builder.reserve("folds", 2 * cut.slots * lines.sets.size * padded * 8)
+    shared = {"stages": cut.stages, "chain": cut.chain, "columns": columns}
     if writes and cut.whole:
         passes = "one pass"
-        builder.lines(cut, writes=True, outputs=forward, columns=columns)
+        builder.groups(cut.tile, cut.each, writes=True, outputs=forward, **shared)
+    elif writes and not columns and tiles_of(lines, cut.tile) >= builder.device.processors:
+        passes = "two passes"
+        builder.groups(cut.tile, held=False, writes=True, outputs=forward)
     elif writes:
         passes = "two passes"
         builder.reserve_sums(cut.pieces)
         builder.reserve_coefficients()
-        builder.lines(cut, keeps_sums=True, columns=columns)
-        builder.finish(cut.pieces, coefficients=True, outputs=forward)
+        builder.groups(cut.tile, cut.each, cut.pieces, keeps_sums=True, **shared)
+        builder.combine_parts(cut.pieces, coefficients=True, outputs=forward)
         part = cut.tile.positions
         builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True)
     elif columns:
-        builder.lines(cut, columns=True)
+        builder.groups(cut.tile, cut.each, cut.pieces, **shared)
     if columns:
         # The programs' sums over lines take the place of the samples' sums.
         builder.problem = parameters_of(problem)
         builder.work = builder.work._replace(sums=builder.work.columns)
-        builder.outputs(slots, short=True, columns=True)
+        builder.combine_sets(slots, short=True, columns=True)
     return passes
 
 
@@ -199,13 +208,13 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         if cut:
             parts = cut.pieces
             builder.reserve_sums(parts)
-            builder.lines(cut, keeps_sums=True)
+            builder.groups(cut.tile, cut.each, parts, keeps_sums=True, stages=cut.stages)
         else:
             tile = tile_of(builder.problem, builder.layout, builder.device)
             parts, part = _parts(builder, tile)
             builder.reserve_sums(parts)
             builder.over_parts("sums", tile, parts, part)
-        builder.finish(parts, saves=which)
+        builder.combine_parts(parts, saves=which)
         if which != INVSTD:
             builder.about = SAVED
         if which != MEAN:
@@ -226,9 +235,15 @@ def _sums_alone(builder: Builder) -> None:
     builder.reserve_sums(parts)
     builder.over_parts("sums", tile, parts, part, writes=writes)
     if problem.grouped:
-        builder.outputs(parts)
+        builder.combine_sets(parts)
     else:
-        builder.finish(parts, outputs=True)
+        builder.combine_parts(parts, outputs=True)
+
+
+def _has_groups_for_all(problem: Problem, device: Device) -> bool:
+    """Whether each processor has a group of its own, in group or instance norm."""
+    is_batch_norm = problem.per_group == 1 and problem.sets.size == 1
+    return not is_batch_norm and problem.sets.size * groups_of(problem) >= device.processors
 
 
 def _sums_and_write(builder: Builder) -> str:
@@ -237,12 +252,23 @@ def _sums_and_write(builder: Builder) -> str:
     # The gradients of group norm's parameters are sums over all samples, which come last.
     later = problem.grouped and problem.wants_parameters
     outputs = problem.wants_parameters and not later
+    parts, short = 1, not builder.wide
     tile = persistent_tile(problem, layout, device)
     if tile is not None:
-        passes, parts, short = "one pass", 1, not builder.wide
+        passes = "one pass"
         if later:
             builder.reserve_sums(1, 4 if short else 8)
-        builder.persistent(tile, outputs=outputs, keeps_sums=later, short_sums=short)
+        read = element_bytes(problem) * problem.positions * tile.step
+        at_once = device.processors * device.programs_each
+        each = max(1, min(tiles_of(problem, tile) // at_once, LEAST // read))
+        config = {"outputs": outputs, "keeps_sums": later, "short_sums": short, "writes": True}
+        builder.groups(tile, each, **config)
+    elif _has_groups_for_all(problem, device):
+        passes = "two passes"
+        if later:
+            builder.reserve_sums(1, 4 if short else 8)
+        config = {"outputs": outputs, "keeps_sums": later, "short_sums": short, "writes": True}
+        builder.groups(group_tile(problem, layout, device), held=False, **config)
     else:
         passes, short = "two passes", False
         tile = tile_of(problem, layout, device)
@@ -250,8 +276,8 @@ def _sums_and_write(builder: Builder) -> str:
         builder.reserve_sums(parts)
         builder.reserve_coefficients()
         builder.over_parts("sums", tile, parts, part)
-        builder.finish(parts, coefficients=True, outputs=outputs)
+        builder.combine_parts(parts, coefficients=True, outputs=outputs)
         builder.over_parts("write", tile, parts, part, coefficients=True)
     if later:
-        builder.outputs(parts, short=short)
+        builder.combine_sets(parts, short=short)
     return passes

@@ -14,7 +14,6 @@ from .arithmetic import (
     Pair,
     added,
     exact,
-    kept,
     masked,
     real,
     rounded,
@@ -166,10 +165,17 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
 
 
 @helper
-def sums_of_terms(terms, C: tl.constexpr):
-    """Add up the terms of a tile for each thread, in float64."""
-    total = folded(terms.total, C.wide, C)
-    projection = folded(terms.projection, C.wide, C)
+def sums_of_terms(terms, weight, C: tl.constexpr):
+    """Add up the terms of a tile for each thread, in float64.
+
+    In gradients of lines the terms are multiplied by the weights first.
+    """
+    total, projection = terms.total, terms.projection
+    if C.sharing > 0 and not C.forward:
+        total = times(total, exact(weight), C.wide)
+        projection = times(projection, exact(weight), C.wide)
+    total = folded(total, C.wide, C)
+    projection = folded(projection, C.wide, C)
     if C.wide:
         return Sums(total, projection)
     else:
@@ -177,23 +183,46 @@ def sums_of_terms(terms, C: tl.constexpr):
 
 
 @helper
-def sums_of_tile(dy, x, about, there, C: tl.constexpr):
-    """The sums of a tile for each thread, in float64."""
-    return sums_of_terms(terms_of_tile(dy, x, about, there, C), C)
+def over_channels(sums, C: tl.constexpr):
+    """Add up the sums of a tile's channels, all of which are in one group."""
+    return Sums(_over_channels(sums.total, C.wide), _over_channels(sums.projection, C.wide))
 
 
 @helper
-def written(dy, x, c, C: tl.constexpr):
+def _over_channels(p, WIDE: tl.constexpr):
+    one = sum_along(Pair(p.value[:, None], p.error[:, None]), 0, WIDE)
+    return free_of_layout(one, WIDE)
+
+
+@helper
+def for_channels(sums, C: tl.constexpr):
+    """Give each channel of a tile the sums of its group."""
+    return Sums(_for_channels(sums.total, C), _for_channels(sums.projection, C))
+
+
+@helper
+def _for_channels(p, C: tl.constexpr):
+    return Pair(tl.broadcast_to(p.value, [C.channels]), tl.broadcast_to(p.error, [C.channels]))
+
+
+@helper
+def written(dy, x, c, weight, bias, C: tl.constexpr):
     """Compute dx or y of a tile from coefficients of each channel.
 
     dx = scale·(gain·dy − (shift + slope·(x − μ))), or in evaluation scale·dy; and
-    y = scale·(x − μ) + shift.
+    y = scale·(x − μ) + shift. In lines each position has a weight and a bias, which multiply dy,
+    or scale and shift y.
     """
     if C.forward:
-        return tl.fma(c.scale[None, :], x - c.mean[None, :], c.shift[None, :])
+        if C.sharing > 0:
+            return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
+        else:
+            return tl.fma(c.scale[None, :], x - c.mean[None, :], c.shift[None, :])
     elif C.constant:
         return dy * c.scale[None, :]
     else:
+        if C.sharing > 0:
+            dy = weight * dy
         inner = tl.fma(c.slope[None, :], x - c.mean[None, :], c.shift[None, :])
         return c.scale[None, :] * tl.fma(c.gain[None, :], dy, -inner)
 
@@ -203,9 +232,26 @@ def written(dy, x, c, C: tl.constexpr):
 
 @helper
 def parameters(a, s, start, C: tl.constexpr):
-    """Read the weights and biases of a tile's positions; gradients have no bias."""
-    weight = access.read_along(a, s, start, access.WEIGHT, 1.0, C)
-    return weight, access.read_along(a, s, start, access.BIAS, 0.0, C)
+    """The weights and biases of a tile's positions in lines; gradients have no bias."""
+    if C.sharing > 0:
+        weight = access.read_along(a, s, start, access.WEIGHT, 1.0, C)
+        return weight, access.read_along(a, s, start, access.BIAS, 0.0, C)
+    else:
+        return 1.0, 0.0
+
+
+@helper
+def no_columns(C: tl.constexpr):
+    """Zeros to which each tile's terms of the parameters' gradients are added.
+
+    Where positions share a parameter their sums are float64. Otherwise a chain of terms is added in
+    the arithmetic's type, which is folded into float64 after ``chain`` tiles.
+    """
+    if C.chain > 0:
+        zero = tl.full([C.positions, C.channels], 0.0, tl.float32)
+    else:
+        zero = tl.full([C.positions // max(1, C.sharing), C.channels], 0.0, tl.float64)
+    return Sums(exact(zero), exact(zero))
 
 
 @helper
@@ -223,23 +269,14 @@ def of_parameters(p, C: tl.constexpr):
 
 
 @helper
-def columns_of_terms(terms, r, C: tl.constexpr):
-    """The contribution of each line to the gradients of parameters."""
-    total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
-    return Sums(total, times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide))
-
-
-@helper
-def weighted_terms(terms, weight, C: tl.constexpr):
-    """The terms of a line's sums in gradients, which are multiplied by the weights."""
-    w = exact(weight)
-    return Sums(times(terms.total, w, C.wide), times(terms.projection, w, C.wide))
-
-
-@helper
-def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
-    """Compute dx or y of a tile from coefficients of each line and parameters of each position."""
-    if C.forward:
-        return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
+def add_columns(columns, terms, r, C: tl.constexpr):
+    """Add the contribution of each line of a tile to the gradients of parameters."""
+    if C.chain > 0:
+        total = columns.total.value + terms.total.value
+        single = tl.broadcast_to(r.value.to(tl.float32)[None, :], [C.positions, C.channels])
+        weights = tl.fma(terms.projection.value, single, columns.projection.value)
+        return Sums(exact(total), exact(weights))
     else:
-        return written(weight * dy, x, c, C)
+        total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
+        projection = times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide)
+        return both(columns, Sums(total, projection), C.wide)

@@ -259,6 +259,19 @@ def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
     return by_threads(Tile(height, width, width, 1, warps), layout)
 
 
+def group_tile(problem: Problem, layout: Layout, device: Device) -> Tile:
+    """The tile in which a program reads a group twice: some of the group's channels at a time."""
+    per_group = problem.per_group
+    group = problem._replace(channel=problem.channel._replace(size=per_group))
+    tile = _tile(group, layout, device, AHEAD)
+    if tile.channels > per_group and layout.pattern == "rows":
+        # Rather fewer channels at once than some that are not there.
+        width = _piece(per_group, 1, tile.channels)
+        tile = by_threads(replace(tile, channels=width), layout)
+    # A tile may start at each multiple of this many channels.
+    return replace(tile, step=math.gcd(per_group, tile.channels))
+
+
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
     """A tile with all positions of whole groups; None if a program's registers cannot hold it."""
     item, per_group = itemsize(problem), problem.per_group
