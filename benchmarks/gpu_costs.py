@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from triton_programs import OVER_TENSORS, arguments, program_of
 
-from normgrad.backends.triton.config import ABSENT, slot
+from normgrad.backends.triton.config import ABSENT, OVER_SETS, slot
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
@@ -125,7 +125,9 @@ def _data(launch: Launch) -> tuple[int, int]:
     read = ITEMSIZES[config.x.code]
     if not config.forward:
         read += ITEMSIZES[config.dy.code]
-    writes = config.writes or launch.kernel in ("write", "persistent")
+    if launch.kernel == "groups" and not config.held:
+        read *= 2
+    writes = config.writes or launch.kernel == "write"
     return read, ITEMSIZES[config.dx.code] if writes else 0
 
 
@@ -140,17 +142,17 @@ def _beside(launch: Launch) -> tuple[float, float]:
     statistics, parameters = _vectors(launch)
     vectors = statistics + parameters
     left = sums * config.keeps_sums
-    if launch.kernel == "lines" and config.columns:
-        slots = launch.programs // (sizes.sets * sizes.parts)
-        left += slots * sizes.sets * sizes.positions // config.sharing * 2 * wide
+    if config.columns and launch.kernel == "groups":
+        left += sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * wide
     given = coefficients * sizes.parts + parameters * (config.sharing > 0)
+    if launch.kernel == "combine":
+        if config.over == OVER_SETS:
+            return (sums if config.columns else vectors + sums), 0
+        return vectors + sums, coefficients * config.coefficients
     return {
         "sums": (vectors, 0 if config.outputs else sums),
-        "finish": (vectors + sums, coefficients * config.coefficients),
         "write": (given if config.coefficients else vectors, 0),
-        "persistent": (vectors, left),
-        "lines": (vectors, left),
-        "outputs": (sums if config.columns else vectors + sums, 0),
+        "groups": (vectors, left),
     }[launch.kernel]
 
 
@@ -166,7 +168,9 @@ def cost(made: Program) -> Cost:
     for launch in over_tensors:
         # All parts but the last are of this length, and all tiles but the last of this width.
         part = launch.arguments.sizes
-        least.append(min(part.part, part.positions) * part.step * part.each * _data(launch)[0])
+        channels = part.step * part.each if launch.config.held else part.per_group * part.each
+        positions = part.positions if not launch.config.held else min(part.part, part.positions)
+        least.append(positions * channels * _data(launch)[0])
     return Cost(
         data // ITEMSIZES[made.launches[0].config.dx.code],
         1 + (read + written) / (data * elements),

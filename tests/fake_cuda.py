@@ -138,6 +138,7 @@ def install(library: Path) -> None:
     replaced.is_available = lambda: True
     replaced.current_device = cuda.current_device
     replaced.device = cuda.device
+    replaced.is_current_stream_capturing = lambda: False
     replaced.get_device_capability = lambda device=None: (9, 0)
     compiled: Any = torch._C
     compiled._cuda_getCurrentRawStream = cuda.stream
@@ -240,6 +241,25 @@ def run_hooked_later(
     runner.run(addresses)
     cuda.launches()
     return told
+
+
+def run_captured(program: Any, calls: Sequence[Sequence[int]]) -> tuple[str, list[dict[str, Any]]]:
+    """The error of a first call in a capture; and the launches of later calls, the last in one."""
+    import torch
+
+    from normgrad.backends.triton.runtime import Runner
+
+    runner, error = Runner(program, 0), ""
+    capturing = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
+    with capturing:
+        try:
+            runner.run(calls[0])
+        except RuntimeError as caught:
+            error = str(caught)
+    runner.run(calls[0])
+    with capturing:
+        runner.run(calls[1])
+    return error, cuda.launches()
 
 
 def run_refused(

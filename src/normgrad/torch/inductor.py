@@ -78,15 +78,16 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
     """An operator's decomposition: a formula in float32 or float64, with the operator's outputs.
 
     Its results have the dtypes and memory formats that the operator's fake kernel promises. It
-    calls the operator's kernel where the formula is None, and for rows, if the size is symbolic or
-    not small.
+    calls the operator's kernel where the formula is None, and for rows on the CPU, if the size is
+    symbolic or not small. On a GPU, where this was not measured, it keeps the fusions.
     """
     by_row = SCHEMAS[name].operator.statistics is Kind.ROW
 
     def decomposed(*arguments: Any) -> Any:
         size: Any = arguments[0].numel()
         called = getattr(getattr(torch.ops, NAMESPACE), kernel_name(name)).default
-        if by_row and not (isinstance(size, int) and size < SMALL):
+        is_small = isinstance(size, int) and size < SMALL
+        if by_row and not is_small and arguments[0].device.type == "cpu":
             return called(*arguments)
         promised = FAKES[name](*arguments)
         dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])

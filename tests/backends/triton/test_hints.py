@@ -45,13 +45,21 @@ class Task:
         self.config, self.arguments = config, launch.arguments
         self.axes = self.arguments.axes
         sizes = self.sizes = launch.arguments.sizes
-        blocks = -(-sizes.channels // sizes.step)
-        unit, self.part = divmod(number, sizes.parts)
-        self.set, block = divmod(unit, blocks)
-        self.first = block * sizes.step
         i = np.arange(config.channels)
-        self.channel = self.first + i
-        self.channels_there = (i < sizes.step) & (self.channel < sizes.channels)
+        if config.held:
+            blocks = -(-sizes.channels // sizes.step)
+            unit, self.part = divmod(number, sizes.parts)
+            self.set, block = divmod(unit, blocks)
+            self.first = block * sizes.step
+            self.channel = self.first + i
+            self.channels_there = (i < sizes.step) & (self.channel < sizes.channels)
+        else:  # what ``channels_in_group`` makes of a group and the first of some of its channels
+            unit, block = divmod(number, -(-sizes.per_group // config.channels))
+            (self.set, group), self.part = divmod(unit, sizes.groups), 0
+            k = block * config.channels
+            self.first = group * sizes.per_group + k
+            self.channel = self.first + i
+            self.channels_there = k + i < sizes.per_group
         self.start = self.part * sizes.part
         self.end = min(self.start + sizes.part, sizes.positions)
 
@@ -124,18 +132,19 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
             width = sizes.step
         assert width % getattr(config, name).vector == 0
     assert config.positions % (config.leading * config.adjacent) == 0
-    tasks = sizes.sets * -(-sizes.channels // sizes.step) * sizes.parts
+    blocks = -(-sizes.channels // sizes.step)
+    tasks = sizes.sets * blocks * sizes.parts
     assert sizes.part * sizes.parts >= sizes.positions
-    if launch.kernel == "persistent":
-        assert config.positions >= sizes.part
-        assert sizes.step % sizes.per_group == 0
-        assert config.groups >= sizes.step // sizes.per_group
-        assert (sizes.tasks, launch.programs) == (tasks, -(-tasks // sizes.each))
-    elif launch.kernel == "lines":
-        blocks = -(-sizes.channels // sizes.step)
-        assert sizes.part == config.positions
-        assert config.positions % config.sharing == 0
-        assert launch.programs == sizes.sets * sizes.parts * -(-blocks // sizes.each)
+    if launch.kernel == "groups":
+        assert sizes.slots == -(-(blocks if config.held else sizes.groups) // sizes.each)
+        assert launch.programs == sizes.sets * sizes.parts * sizes.slots
+        assert config.positions % max(1, config.sharing) == 0
+        if config.held:
+            assert sizes.part == config.positions
+            assert sizes.step % sizes.per_group == 0
+            assert config.sharing or config.groups >= sizes.step // sizes.per_group
+        else:
+            tasks = sizes.sets * sizes.groups * -(-sizes.per_group // config.channels)
     else:
         assert launch.programs == tasks
     for number in some(numbers, tasks, TASKS):

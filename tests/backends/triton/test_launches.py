@@ -140,6 +140,17 @@ def test_kernels_run_on_the_tensors_device(in_process):
         assert found["device"] == 0
 
 
+def test_a_first_call_in_a_capture_is_refused(in_process):
+    """Nothing may be compiled or loaded there; calls like one that was made before may run."""
+    made = program("one")
+    error, launches = in_process(fake_cuda.run_captured, made, [addresses(0), addresses(1)])
+    assert error == (
+        "cuda:0: a first call while a CUDA graph is captured; allowed: a call like one that was "
+        "made before, which compiled and loaded the kernels"
+    )
+    assert planned(launches) == expected(made, [addresses(0), addresses(1)])
+
+
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_launch_that_is_refused_is_an_error(in_process, after):
     made = program("three")

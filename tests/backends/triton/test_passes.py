@@ -16,7 +16,7 @@ from triton_programs import PASSES, forward_case
 
 import normgrad as ng
 from normgrad import precision
-from normgrad.backends.triton import tiling
+from normgrad.backends.triton import lines, tiling
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
 
@@ -251,6 +251,46 @@ def test_special_values_of_lines(passes, shape, name):
         error = precision.error(result.grad_input, exact["grad_input"], case.arithmetic)
         assert error[finite].max() <= 1
         assert (np.isfinite(result.grad_input) == finite).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "columns"), [(70, 40), (20, 300), (19, 12)])
+def test_chains_of_many_lines(rows, columns, dtype, monkeypatch):
+    """Terms of the parameters' gradients that one program adds up: many chains, few, and one."""
+    monkeypatch.setattr(lines, "WARPS", 1)
+    case = make("group_norm", (rows, columns), dtype=dtype, num_groups=1)
+    with on_device(PASSES["one pass"]):
+        (launch, _) = plan_of(case)._program.launches
+        assert launch.config.chain == lines.CHAIN
+        chains = launch.arguments.sizes.each / lines.CHAIN
+        assert launch.config.short_sums == (chains <= lines.CHAINS)
+        check_twice(case, "one pass")
+
+
+@pytest.mark.parametrize("kind", ["train", "group_norm", "forward", "forward_group_norm"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("passes", PASSES)
+def test_gpus_whose_float64_arithmetic_is_slow(passes, layout, kind):
+    """Sums are pairs of float32, within the same bound."""
+    slow = replace(PASSES[passes], fast_float64=False)
+    for dtype in ("float32", "float16"):
+        case = make(kind, (4, 6, 9, 5), dtype=dtype, layout=layout, num_groups=2)
+        with on_device(slow):
+            assert plan_of(case)._program.launches[0].config.singles
+            check_twice(case, passes)
+
+
+@pytest.mark.parametrize("name", ["input", "grad_out"])
+def test_special_values_where_float64_arithmetic_is_slow(name):
+    for special in (np.nan, np.inf, -np.inf):
+        case = make("train", (3, 5, 20, 3))
+        case.tensors[name][1, 2, 3, 1] = special
+        exact = case.exact()
+        with on_device(replace(PASSES["two passes"], fast_float64=False)):
+            result = case.call()
+        for each in ("grad_weight", "grad_bias"):
+            error = precision.error(getattr(result, each), exact[each], case.arithmetic)
+            assert error.max() <= 1, (each, special)
 
 
 @pytest.mark.parametrize("groups", [2, 6])

@@ -35,10 +35,10 @@ def group(shape, groups, dtype="bfloat16", layout="contiguous", device=H200, nam
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_small_tensors_are_one_launch(layout):
     program = train((8, 64, 14, 14), layout=layout)
-    assert [launch.kernel for launch in program.launches] == ["persistent"]
+    assert [launch.kernel for launch in program.launches] == ["groups"]
     assert (program.passes, program.workspace_size) == ("one pass", 0)
     kind = {"contiguous": "rows", "channels_last": "columns"}[layout]
-    assert program.path == f"triton one pass {kind} persistent"
+    assert program.path == f"triton one pass {kind} groups"
 
 
 def test_a_channel_that_a_program_can_hold_is_read_once():
@@ -67,13 +67,13 @@ def test_groups_of_one_channel_are_not_compared(shape, groups):
     """Their sums are the channel's own."""
     for name in ("group_norm", "group_norm_backward"):
         (launch, *_) = group(shape, groups, name=name).launches
-        assert (launch.kernel, launch.config.single) == ("persistent", True)
+        assert (launch.kernel, launch.config.single) == ("groups", True)
     assert not group((8, 64, 24), 32).launches[0].config.single
 
 
 def test_what_no_program_can_hold_is_read_twice():
     program = train((20, 6, 65536), "float16")
-    assert program.path == "triton two passes rows sums finish write"
+    assert program.path == "triton two passes rows sums combine+parts write"
     # Few channels: positions are cut so that all processors have something to do.
     assert program.launches[0].programs >= 4 * H200.processors
     # The second pass begins where the first has left the cache filled.
@@ -81,10 +81,10 @@ def test_what_no_program_can_hold_is_read_twice():
 
 
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
-    assert group((8, 64, 14, 14), 4).path == "triton one pass rows persistent outputs"
+    assert group((8, 64, 14, 14), 4).path == "triton one pass rows groups combine+sets"
     masked = arguments("group_norm_backward", (8, 64, 14, 14), "bfloat16")
     program = program_of("group_norm_backward", **masked, output_mask=(True, False, False))
-    assert program.path == "triton one pass rows persistent"
+    assert program.path == "triton one pass rows groups"
 
 
 def test_what_needs_one_pass_takes_one():
@@ -96,12 +96,12 @@ def test_what_needs_one_pass_takes_one():
         and name != "group_norm_backward"
     }
     assert paths == {
-        "evaluation": "triton rows sums+scale finish",
-        "batch_norm_backward_reduce": "triton rows sums finish",
+        "evaluation": "triton rows sums+scale combine+parts",
+        "batch_norm_backward_reduce": "triton rows sums combine+parts",
         "batch_norm_backward_elemt": "triton rows write",
-        "batch_norm_stats": "triton rows sums finish",
+        "batch_norm_stats": "triton rows sums combine+parts",
         "batch_norm_elemt": "triton rows write",
-        "batch_norm_gather_stats_with_counts": "triton gather",
+        "batch_norm_gather_stats_with_counts": "triton combine+ranks",
     }
 
 
@@ -111,7 +111,7 @@ def test_masked_off_work_is_not_done():
     def masked(*mask):
         return plan_of("batch_norm_backward", **planned, output_mask=mask)
 
-    assert masked(False, True, True).path == "triton rows sums finish"
+    assert masked(False, True, True).path == "triton rows sums combine+parts"
     assert masked(False, False, False)._program.launches == ()
     assert masked(False, False, False).workspace_size == 0
     assert not masked(False, False, True).reads_input
@@ -121,21 +121,21 @@ def test_masked_off_work_is_not_done():
 def test_missing_statistics_are_found_first():
     planned = arguments("missing", (256, 64, 56, 56), "bfloat16")
     assert program_of("missing", **planned).path == (
-        "triton two passes rows sums finish sums finish write"
+        "triton two passes rows sums combine+parts sums combine+parts write"
     )
     # In float64 the mean takes a round of its own.
     planned = arguments("missing", (256, 64, 56, 56), "float64")
     words = program_of("missing", **planned).path.split()
-    assert words.count("finish") == 3
+    assert words.count("combine+parts") == 3
 
 
 def test_without_elements_sums_are_written_and_nothing_else():
     def path(name, shape):
         return program_of(name, **arguments(name, shape, "float32", groups=1)).path
 
-    assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton finish"
-    assert path("batch_norm", (0, 4, 3, 3)) == "triton finish"
-    assert path("group_norm_backward", (0, 4, 3, 3)) == "triton outputs"
+    assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton combine+parts"
+    assert path("batch_norm", (0, 4, 3, 3)) == "triton combine+parts"
+    assert path("group_norm_backward", (0, 4, 3, 3)) == "triton combine+sets"
     assert path("batch_norm_backward_elemt", (0, 4, 3, 3)) == "triton"
     assert path("batch_norm_backward", (4, 0, 3, 3)) == "triton"
 
@@ -194,12 +194,14 @@ def test_sums_of_lines_are_cut_by_the_shape_alone(shape, groups):
 
 
 def test_paths_of_lines():
-    assert group((4096, 768), 12).path == "triton one pass rows lines outputs"
-    assert group((64, 50264), 1).path == "triton two passes rows lines finish write outputs"
-    assert group((4096, 768), 1, name="group_norm").path == "triton one pass rows lines"
+    assert group((4096, 768), 12).path == "triton one pass rows groups+lines combine+sets"
+    assert group((64, 50264), 1).path == (
+        "triton two passes rows groups+lines combine+parts write combine+sets"
+    )
+    assert group((4096, 768), 1, name="group_norm").path == "triton one pass rows groups+lines"
     for mask, path in {
-        (True, False, False): "triton one pass rows lines",
-        (False, True, False): "triton rows lines outputs",
+        (True, False, False): "triton one pass rows groups+lines",
+        (False, True, False): "triton rows groups+lines combine+sets",
         (False, False, False): "triton",
     }.items():
         planned = arguments("group_norm_backward", (4096, 768), "bfloat16", groups=12)
@@ -312,6 +314,8 @@ def test_every_task_has_a_program():
                     assert (sizes.parts - 1) * sizes.part < sizes.positions
                     tiles = -(-sizes.channels // sizes.step)
                     assert sizes.step <= words.channels
+                    if not words.held:
+                        tiles = sizes.groups
                     tasks = sizes.sets * tiles * sizes.parts
                     assert launch.programs == -(-tasks // sizes.each)
                     assert launch.warps in (1, 2, 4, 8, 16)

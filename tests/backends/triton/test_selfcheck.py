@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import threading
+import time
 from contextlib import nullcontext
 from datetime import date
 
@@ -170,7 +172,8 @@ def test_it_is_made_once(checks, tmp_path, caplog):
             assert selfcheck.settled("cuda:1", GPU)
         assert checks == [("cuda:1", GPU)]
         checks.new_process()
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    files = sorted(file.name for file in path.parent.iterdir())
+    assert files == [path.name, "nvidia-made-up-80-gb.lock"]
     assert selfcheck.read(GPU.name) == GOOD
     logged = [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
     assert logged == [
@@ -335,6 +338,25 @@ def test_a_first_call_checks_before_it_computes(checks, monkeypatch):
     run(make("train", (3, 4, 5)))
     assert checks == [MADE_UP]
     assert backend._checked
+
+
+def test_other_processes_wait_for_one_check(checks, caplog):
+    """A lock that another process holds; its verdict is read once it has the result."""
+    path = selfcheck.path_of(GPU.name)
+    path.parent.mkdir(mode=0o700, parents=True)
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread = threading.Thread(target=selfcheck.settled, args=("cuda:0", GPU))
+        thread.start()
+        while not caplog.records:
+            time.sleep(0.01)
+        assert caplog.records[0].getMessage() == (
+            "waiting for another process that checks GPU kernels for NVIDIA Made-Up (80 GB)"
+        )
+        selfcheck._write(GPU, GOOD)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert checks == []
 
 
 def test_many_threads_wait_for_one_check(checks, monkeypatch):

@@ -66,6 +66,12 @@ def kept(a, WIDE: tl.constexpr):
 
 
 @helper
+def as_float64(a):
+    """A pair of float32 as a float64 number without an error."""
+    return exact(kept(Pair(a.value.to(tl.float64), a.error.to(tl.float64)), True))
+
+
+@helper
 def added(a, b, WIDE: tl.constexpr):
     """The sum of two pairs."""
     if WIDE:

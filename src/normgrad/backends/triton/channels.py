@@ -253,48 +253,37 @@ def load_sums(a, part, at, C: tl.constexpr):
 
 
 @helper
-def fold_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
-    """Pointers to a program's float64 sums of a tile's parameters, which have room for padding."""
+def columns_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
+    """Pointers to a program's sums for the parameters of a tile of lines, and a mask of these."""
+    S: tl.constexpr = C.sharing
+    ALONE: tl.constexpr = (S == 1) & (C.x.along == access.ALONG_POSITIONS)
+    V: tl.constexpr = C.x.vector if ALONE else 1
+    of_set = a.sizes.positions.to(start.dtype) // S
+    parameter = start // S + tl.arange(0, C.positions // S)
     row = (WHICH * a.sizes.slots.to(tl.int64) + slot) * a.sizes.sets.to(tl.int64) + s
-    index = row * a.sizes.parts.to(tl.int64) * C.positions + start
-    folds = a.at[access.WORKSPACE].to(tl.int64) + a.work.folds.to(tl.int64)
-    base = tl.multiple_of(folds.to(tl.pointer_type(tl.float64)), 16)
-    return base + tl.multiple_of(index, C.positions) + tl.arange(0, C.positions)
-
-
-@helper
-def with_folds(a, slot, s, start, column, folds, WHICH: tl.constexpr, C: tl.constexpr):
-    """Sum a column over a tile's lines, and add the program's earlier chains, if there are any."""
-    sum_ = sum_along(Pair(column.value.to(tl.float64), column.error.to(tl.float64)), 1, C.wide)
-    value = kept(sum_, C.wide)
-    if C.chain > 0:
-        if folds > 0:
-            value += tl.load(fold_at(a, slot, s, start, WHICH, C))
-    return value
-
-
-@helper
-def fold_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
-    """Add chains of terms to the program's sums in float64 in the workspace."""
-    # Other threads may have stored what this one reads.
-    tl.debug_barrier()
-    for WHICH in tl.static_range(2):
-        value = with_folds(a, slot, s, start, columns[WHICH], folds, WHICH, C)
-        tl.store(fold_at(a, slot, s, start, WHICH, C), value)
+    address = a.at[access.WORKSPACE].to(tl.int64) + a.work.columns.to(tl.int64)
+    SHORT: tl.constexpr = C.short_sums and not C.wide
+    base = address.to(tl.pointer_type(tl.float32 if SHORT else tl.float64))
+    first = tl.multiple_of(base, 16) + tl.multiple_of(row * of_set + start // S, V)
+    return first + tl.arange(0, C.positions // S), tl.max_constancy(parameter < of_set, V)
 
 
 @helper
 def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
-    """Store a program's sums of the parameters of a tile of lines, rounded, in the workspace."""
-    CODE: tl.constexpr = 1 if C.wide else 0
-    of_set = a.sizes.positions.to(start.dtype) // C.sharing
-    parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
-    tl.debug_barrier()
+    """Store a program's sums for the parameters of a tile of lines in the workspace.
+
+    They are added to what the program has stored in ``folds`` earlier calls.
+    """
+    if C.chain > 0:
+        tl.debug_barrier()  # since other threads may have stored what this one reads
     for WHICH in tl.static_range(2):
-        value = with_folds(a, slot, s, start, columns[WHICH], folds, WHICH, C)
-        row = WHICH * a.sizes.slots.to(tl.int64) + slot
-        place = access.in_workspace(a, a.work.columns, row, s, of_set, parameter, CODE)
-        tl.store(place, real(value, C.wide), mask=parameter < of_set)
+        value, error = columns[WHICH].value.to(tl.float64), columns[WHICH].error.to(tl.float64)
+        value = kept(sum_along(Pair(value, error), 1, C.wide), C.wide)
+        place, there = columns_at(a, slot, s, start, WHICH, C)
+        if C.chain > 0:
+            if folds > 0:
+                value += tl.load(place, mask=there, other=0.0).to(tl.float64)
+        tl.store(place, value.to(place.dtype.element_ty), mask=there)
 
 
 @helper

@@ -29,6 +29,8 @@ class Config(NamedTuple):
     Attributes:
         forward, constant, grouped: as in :class:`normgrad.problem.Problem`.
         wide: whether the arithmetic is float64.
+        singles: whether sums of float32 terms are pairs of float32 rather than float64, for GPUs
+            whose float64 arithmetic is slow.
         centred: whether statistics are of x − mean, rather than of x itself.
         dy, x, dx: the data tensors.
         vectors: the dtypes' codes of the per-channel vectors; see :func:`pack`.
@@ -97,6 +99,7 @@ class Config(NamedTuple):
     columns: bool = False
     chain: int = 0
     short_sums: bool = False
+    singles: bool = False
     centred: bool = True
     stages: int = 0
 
@@ -211,9 +214,8 @@ class Work(NamedTuple):
             may overwrite x before all programs have read the element.
         coefficients: the coefficients from which dx or y is written, in the arithmetic's type: five
             numbers, each by set and channel.
-        columns: the sums over lines of dy and of dy·(x − μ)/std, in the arithmetic's type; each by
-            slot and parameter.
-        folds: the same sums in float64, of all but the last chain of a program.
+        columns: the sums over lines of dy and of dy·(x − μ)/std; each by slot and parameter. They
+            are float64 if programs add up many chains, else of the arithmetic's type.
     """
 
     sums: Any = 0
@@ -221,7 +223,6 @@ class Work(NamedTuple):
     pilots: Any = 0
     coefficients: Any = 0
     columns: Any = 0
-    folds: Any = 0
 
 
 class Arguments(NamedTuple):

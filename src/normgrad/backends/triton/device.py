@@ -10,6 +10,8 @@ from typing import Any
 
 #: The lowest compute capability that is supported: the first with bfloat16 in hardware.
 LEAST_CAPABILITY = (8, 0)
+#: The compute capabilities of GPUs for data centres whose float64 arithmetic is fast.
+FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
 #: The lowest version of Triton that the kernels are tested with.
 LEAST_TRITON = "3.6"
 
@@ -24,6 +26,8 @@ class Device:
         threads: the number of threads of a program that loops over a tensor in tiles.
         programs_each: the wanted number of programs per processor where positions are divided into
             parts, so that some run while others start and end. An estimate: not measured.
+        fast_float64: whether float64 arithmetic has a quarter of float32's rate or more; elsewhere
+            it has a 32nd or less, and sums of float32 terms are pairs of float32.
         persistent: the number of elements of dy (and of x) that a program can hold in registers, in
             float32 arithmetic; a quarter of it in float64. With twice as many, each of 512 threads
             spilled 56 to 184 bytes.
@@ -34,6 +38,7 @@ class Device:
     threads: int = 256
     programs_each: int = 8
     persistent: int = 1 << 13
+    fast_float64: bool = True
 
 
 #: The stand-in for Triton's interpreter; it is so small that even small tensors need two passes.
@@ -51,6 +56,7 @@ def of(index: int) -> Device:
     return Device(
         name=properties.name,
         processors=properties.multi_processor_count,
+        fast_float64=(properties.major, properties.minor) in FAST_FLOAT64,
     )
 
 

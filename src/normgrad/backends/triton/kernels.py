@@ -43,7 +43,7 @@ def sum_tile(
     p, there = access.positions_from(a, start, end, at, WHOLE, C)
     dy, x = tiles.load_both(a, at.set, first, p, there, C)
     terms = tiles.terms_of_tile(dy, x, centre, there, C)
-    found = tiles.both(found, tiles.sums_of_terms(terms, weight, C), C.wide)
+    found = tiles.more(found, tiles.sums_of_terms(terms, weight, C), C)
     if C.constant and C.writes:
         tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, weight, c, C), C)
     return found
@@ -61,14 +61,13 @@ def sums(a, C: tl.constexpr):
     c = centre
     if C.constant:
         c = channels.scaling(a, at, C)
-    zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
-    found = tiles.Sums(exact(zero), exact(zero))
+    found = tiles.none(C)
     whole = start + (end - start) // C.positions * C.positions
     for here in range(start, whole, C.positions):
         found = sum_tile(a, at, first, here, end, centre, c, c, found, True, C)
     if whole < end:
         found = sum_tile(a, at, first, whole, end, centre, c, c, found, False, C)
-    found = tiles.along(found, 0, C.wide)
+    found = tiles.along(found, 0, C)
     if C.outputs:
         channels.finished(a, at, centre, found, C)
     else:
@@ -139,12 +138,11 @@ def read_twice(a, s, group, end, C: tl.constexpr):
     total = tiles.Sums(exact(none), exact(none))
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
-        zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
-        found = tiles.Sums(exact(zero), exact(zero))
+        found = tiles.none(C)
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
             found = sum_tile(a, at, first, here, end, centre, centre, weight, found, False, C)
-        found = tiles.along(found, 0, C.wide)
+        found = tiles.along(found, 0, C)
         if C.keeps_sums:
             channels.put_sums(a, 0, at, centre, found, C)
         if C.sharing == 0:
@@ -156,6 +154,29 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
             write_tile(a, at, first, here, end, c, weight, bias, C)
+
+
+@helper
+def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.constexpr):
+    """Sum and write some tiles, and return the sums of their terms of the parameters' gradients."""
+    columns = tiles.no_columns(C)
+    for block in tl.range(first_block, last_block, num_stages=C.stages):
+        at, first = access.channels_of(s, block, a, C)
+        p, there = access.positions_from(a, begin, end, at, False, C)
+        dy, x = tiles.load_both(a, s, first, p, there, C)
+        centre = channels.about(a, at, C)
+        terms = tiles.terms_of_tile(dy, x, centre, there, C)
+        if C.columns:
+            columns = tiles.add_columns(columns, terms, channels.given_invstd(a, at, C), C)
+        found = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
+        if C.keeps_sums:
+            channels.put_sums(a, part, at, centre, found, C)
+        if C.writes:
+            found = over_group(found, at, first, a, C)
+            c = channels.finished(a, at, centre, found, C)
+            value = tiles.written(dy, x, c, weight, bias, C)
+            tiles.store_dx(a, s, first, p, there, value, C)
+    return columns
 
 
 @triton.jit
@@ -188,31 +209,15 @@ def groups(a, C: tl.constexpr):
         weight, bias = tiles.parameters(a, s, begin, C)
         columns = tiles.no_columns(C)
         folds = 0
-        CHAIN: tl.constexpr = C.chain if C.chain > 0 else 1 << 30
-        for chain in range(first_block, last_block, CHAIN):
-            if C.chain > 0:
-                if chain > first_block:
-                    channels.fold_columns(a, slot, s, begin, columns, folds, C)
-                    columns = tiles.no_columns(C)
+        if C.chain == 0:
+            columns = chain(a, s, part, begin, end, first_block, last_block, weight, bias, C)
+        else:
+            for start in range(first_block, last_block, C.chain):
+                if start > first_block:
+                    channels.put_columns(a, slot, s, begin, columns, folds, C)
                     folds += 1
-            last_of_chain = tl.minimum(chain + CHAIN, last_block)
-            for block in tl.range(chain, last_of_chain, num_stages=C.stages):
-                at, first = access.channels_of(s, block, a, C)
-                p, there = access.positions_from(a, begin, end, at, False, C)
-                dy, x = tiles.load_both(a, s, first, p, there, C)
-                centre = channels.about(a, at, C)
-                terms = tiles.terms_of_tile(dy, x, centre, there, C)
-                if C.columns:
-                    r = channels.given_invstd(a, at, C)
-                    columns = tiles.add_columns(columns, terms, r, C)
-                found = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C.wide)
-                if C.keeps_sums:
-                    channels.put_sums(a, part, at, centre, found, C)
-                if C.writes:
-                    found = over_group(found, at, first, a, C)
-                    c = channels.finished(a, at, centre, found, C)
-                    value = tiles.written(dy, x, c, weight, bias, C)
-                    tiles.store_dx(a, s, first, p, there, value, C)
+                stop = tl.minimum(start + C.chain, last_block)
+                columns = chain(a, s, part, begin, end, start, stop, weight, bias, C)
         if C.columns:
             channels.put_columns(a, slot, s, begin, columns, folds, C)
     else:
@@ -245,9 +250,7 @@ def sums_of_parts(a, at, C: tl.constexpr):
         part = (row + tl.arange(0, C.rows))[:, None]
         there = (part < parts) & at.there[None, :]
         rows = access.Channels(at.set, at.channel[None, :], at.group[None, :], there)
-        found = tiles.both(
-            found, tiles.along(channels.load_sums(a, part, rows, C), 0, C.wide), C.wide
-        )
+        found = tiles.both(found, tiles.along(channels.load_sums(a, part, rows, C), 0, C), C.wide)
     return found
 
 
@@ -320,7 +323,7 @@ def over_sets(a, C: tl.constexpr):
             r = channels.given_invstd(a, here, C)
             term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
-        found = tiles.both(found, tiles.along(some, 0, C.wide), C.wide)
+        found = tiles.both(found, tiles.along(some, 0, C), C.wide)
     channels.write_gradients(a, at, found, scaled, C)
 
 

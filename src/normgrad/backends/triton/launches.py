@@ -30,7 +30,7 @@ from .config import (
     slot,
 )
 from .device import Device
-from .lines import Lines
+from .lines import PROCESSORS, Lines
 from .tiling import (
     MOST_FAN,
     MOST_ROWS,
@@ -152,7 +152,8 @@ class Builder:
         blocks = ceil_div(problem.channel.size, tile.step) if held else groups_of(problem)
         slots = ceil_div(blocks, each)
         programs = problem.sets.size * parts * slots
-        sizes = self._sizes(tile, parts, tile.positions)._replace(each=each, slots=slots)
+        part = tile.positions if held else problem.positions
+        sizes = self._sizes(tile, parts, part)._replace(each=each, slots=slots)
         self._launch("groups", programs, tile, sizes, self.layout, held=held, **config)
 
     def combine_parts(self, parts: int, **config: Any) -> None:
@@ -169,7 +170,7 @@ class Builder:
     def combine_sets(self, parts: int, *, short: bool = False, columns: bool = False) -> None:
         """Launch ``combine`` on the sums of all sets and parts, for each parameter."""
         channels = self.problem.channel.size
-        width = min(SUM_CHANNELS, power_of_two(ceil_div(channels, self.device.processors)))
+        width = min(SUM_CHANNELS, power_of_two(ceil_div(channels, PROCESSORS)))
         tile = Tile(1, width, width)
         config = {"over": OVER_SETS, "short_sums": short, "columns": columns}
         sums = parts * self.problem.sets.size
@@ -246,6 +247,8 @@ class Builder:
             long_offsets=layout.long_offsets,
             about=self.about,
             invstd=self.invstd,
+            # Kernels that combine sums have few of them, which are float64.
+            singles=kernel != "combine" and not (self.wide or self.device.fast_float64),
             centred=problem.centred,
             **config,
         )

@@ -32,22 +32,23 @@ from .tiling import (
 #: positions, the sums of each sample's channels take little memory: for 16 half-precision elements
 #: of dy and x, the pair of sums takes an eighth of their bytes.
 FEW = 16
-#: The limits on the number of lines whose sums for each parameter a program adds up before it
-#: stores them, where gradients of parameters are wanted: with 64 lines, writing and reading these
-#: sums moves a twenty-fourth of the bytes of dy, x and dx in half precision, and half of that in
-#: float32. Elsewhere a program may have a single line.
-MOST_LINES, LEAST_LINES = 64, 2
+#: The least number of lines whose terms of the parameters' gradients a program adds up, if each
+#: processor can then have two programs, and otherwise. With 8, writing and reading the sums
+#: of lines moves a third of the bytes of dy, x and dx in half precision, most of them in the L2
+#: cache.
+LEAST_LINES, FEWEST_LINES = 8, 2
 #: The number of warps that lines are divided among at least: as many as fit at once in an H200 with
 #: 128 registers per thread. It is the same on all GPUs, so that sums are added in the same order.
-WARPS = 132 * 16
+PROCESSORS = 132
+WARPS = PROCESSORS * 16
 #: The number of warps of a program that has pieces of lines, since it cannot hold a whole one.
 PIECE_WARPS = 4
 #: The bytes of x per thread in the forward pass, and the largest number of elements. On an H200,
 #: layer norm of (4096, 4096) in float32 took 58, 42 and 47 µs with 32, 64 and 128 bytes; in
 #: bfloat16 37, 29 and 76.
 BYTES_OF_X, MOST_OF_X = 64, 32
-#: The number of elements of dy and x per thread, and the largest number.
-EACH_OF_BOTH, MOST_OF_BOTH = 16, 16
+#: The number of elements of dy and x per thread.
+EACH_OF_BOTH = 16
 #: The numbers of elements of x, and of dy and x, per thread: in float64 arithmetic, and for threads
 #: that read less than NARROW bytes at once, since each read keeps an address in registers.
 WIDE_EACH, NARROW_EACH, NARROW = (4, 2), (8, 4), 8
@@ -57,10 +58,11 @@ PERSISTENT_EACH = 16
 #: most half the number of elements. With as many lines as elements, one kernel of 40 spilled 8
 #: bytes per thread.
 LINES_EACH = 4
-#: The number of a line's terms of the parameters' gradients that are added in float32 before they
-#: are folded into float64. A term has four roundings: of x − μ, of 1/std and of two products; the
-#: chain has seven, and the sum one: 12 of the 16 that the bound allows.
-CHAIN = 8
+#: The number of tiles whose terms of the parameters' gradients are added in float32, and of such
+#: chains whose sums a program stores as float32; those of more chains are float64. A term has three
+#: roundings, of x − μ, its product with dy, and 1/std; then there are one for each tile and chain,
+#: and the result's: 16, as many as the bound allows.
+CHAIN, CHAINS = 8, 4
 #: The number of a program's lines that are read or computed at once. On an H200, layer norm's
 #: gradients of (8192, 768) in float32 took 42 µs without, 36 with 2 and 29 with 3 or 4.
 STAGES = 3
@@ -203,7 +205,7 @@ class Cut:
 
 def _elements_each(problem: Lines, layout: Layout) -> tuple[int, int]:
     """The number of elements of a line that a thread should have, and the largest number."""
-    each, most = EACH_OF_BOTH, MOST_OF_BOTH
+    each = most = EACH_OF_BOTH
     if problem.forward:
         each, most = BYTES_OF_X // itemsize(problem), MOST_OF_X
     if problem.arithmetic is dtypes.float64:
@@ -231,9 +233,13 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     pieces = ceil_div(problem.positions, height)
     read = element_bytes(problem) * min(height, problem.positions)
     wanted = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
-    fewest = LEAST_LINES if problem.wants_parameters and not problem.forward else 1
+    fewest = 1
+    columns = problem.wants_parameters and not problem.forward
+    if columns:
+        are_many = lines * problem.sets.size >= 2 * LEAST_LINES * PROCESSORS
+        fewest = ceil_div(LEAST_LINES if are_many else FEWEST_LINES, problem.sharing)
     least = ceil_div(LEAST * 32 * warps // device.threads, read)
-    part = min(lines, max(ceil_div(fewest, problem.sharing), least, min(wanted, MOST_LINES)))
+    part = min(lines, max(fewest, least, wanted))
     width = min(power_of_two(part), max(1, most // height))
     tile = _tile(problem, layout, most_warps, each, height, width)
     taken = ceil_div(part, tile.step)
@@ -243,7 +249,7 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     staged = tile.step == 1 and not wide and (not problem.forward or itemsize(problem) > 2)
     staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED
     slots = ceil_div(ceil_div(lines, tile.step), taken)
-    chain = CHAIN if problem.sharing == 1 and not wide else 0
+    chain = CHAIN if columns and problem.sharing == 1 and not wide else 0
     return Cut(tile, pieces, taken, slots, whole, chain, STAGES if staged else 0)
 
 

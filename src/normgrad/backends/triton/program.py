@@ -15,6 +15,7 @@ lines.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ...layout import ceil_div
 from ...problem import Problem, Role
@@ -22,7 +23,7 @@ from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .lines import Cut, Lines, cut_of, lines_of, parameters_of, reads_lines
+from .lines import CHAINS, PROCESSORS, Cut, Lines, cut_of, lines_of, parameters_of, reads_lines
 from .tiling import (
     LEAST,
     SHORT,
@@ -150,20 +151,19 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
     cut = cut_of(lines, builder.layout, builder.device)
-    passes = ""
+    passes, short = "", columns and (cut.chain == 0 or cut.each <= CHAINS * cut.chain)
     if columns:
         # In layer norm the sets share the parameters, so each set has slots of its own.
         slots = cut.slots * (lines.sets.size if problem.by_row else 1)
-        sums = 2 * slots * problem.parameters
-        builder.reserve("columns", sums * lines.arithmetic.itemsize)
-        if cut.each > cut.chain > 0:
-            padded = cut.pieces * cut.tile.positions
-            builder.reserve("folds", 2 * cut.slots * lines.sets.size * padded * 8)
-    shared = {"stages": cut.stages, "chain": cut.chain, "columns": columns}
+        itemsize = lines.arithmetic.itemsize if short else 8
+        builder.reserve("columns", 2 * slots * problem.parameters * itemsize)
+    shared: dict[str, Any] = {
+        "stages": cut.stages, "chain": cut.chain, "columns": columns, "short_sums": short
+    }  # fmt: skip
     if writes and cut.whole:
         passes = "one pass"
         builder.groups(cut.tile, cut.each, writes=True, outputs=forward, **shared)
-    elif writes and not columns and tiles_of(lines, cut.tile) >= builder.device.processors:
+    elif writes and not columns and tiles_of(lines, cut.tile) >= PROCESSORS:
         passes = "two passes"
         builder.groups(cut.tile, held=False, writes=True, outputs=forward)
     elif writes:
@@ -180,7 +180,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         # The programs' sums over lines take the place of the samples' sums.
         builder.problem = parameters_of(problem)
         builder.work = builder.work._replace(sums=builder.work.columns)
-        builder.combine_sets(slots, short=True, columns=True)
+        builder.combine_sets(slots, short=short, columns=True)
     return passes
 
 
@@ -254,21 +254,20 @@ def _sums_and_write(builder: Builder) -> str:
     outputs = problem.wants_parameters and not later
     parts, short = 1, not builder.wide
     tile = persistent_tile(problem, layout, device)
-    if tile is not None:
-        passes = "one pass"
+    held = tile is not None
+    if tile is not None or _has_groups_for_all(problem, device):
+        passes = "one pass" if held else "two passes"
         if later:
             builder.reserve_sums(1, 4 if short else 8)
-        read = element_bytes(problem) * problem.positions * tile.step
-        at_once = device.processors * device.programs_each
-        each = max(1, min(tiles_of(problem, tile) // at_once, LEAST // read))
+        each = 1
+        if tile is None:
+            tile = group_tile(problem, layout, device)
+        else:  # several tiles for each program, if there are many
+            read = element_bytes(problem) * problem.positions * tile.step
+            at_once = device.processors * device.programs_each
+            each = max(1, min(tiles_of(problem, tile) // at_once, LEAST // read))
         config = {"outputs": outputs, "keeps_sums": later, "short_sums": short, "writes": True}
-        builder.groups(tile, each, **config)
-    elif _has_groups_for_all(problem, device):
-        passes = "two passes"
-        if later:
-            builder.reserve_sums(1, 4 if short else 8)
-        config = {"outputs": outputs, "keeps_sums": later, "short_sums": short, "writes": True}
-        builder.groups(group_tile(problem, layout, device), held=False, **config)
+        builder.groups(tile, each, held=held, **config)
     else:
         passes, short = "two passes", False
         tile = tile_of(problem, layout, device)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...described import Described
+from ...loading import KernelError
 from . import driver
 from .config import Arguments, Config, Tensor
 from .launches import Launch
@@ -143,6 +144,11 @@ class Runner:
         self._last = key, ready
 
     def _prepare(self, key: tuple[int, ...]) -> Ready:
+        if self._cuda.is_current_stream_capturing():
+            raise KernelError(
+                f"cuda:{self._index}: a first call while a CUDA graph is captured; allowed: a call "
+                "like one that was made before, which compiled and loaded the kernels"
+            )
         from triton.runtime import driver as triton_driver
 
         target = triton_driver.active.get_current_target()

@@ -6,11 +6,13 @@ float64 oracle in units of the error bound. The verdict is kept on disk for late
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import re
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cache
@@ -21,6 +23,8 @@ from pathlib import Path
 from ... import cache as folders
 from ...loading import KernelError, loading
 from .device import Device
+
+_logger = logging.getLogger("normgrad")
 
 _PACKAGES = ("normgrad", "torch", "triton")
 
@@ -94,6 +98,27 @@ def _write(device: Device, verdict: Verdict) -> None:
         folders.write(path_of(device.name), json.dumps(content, indent=1).encode())
 
 
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Let one process of this machine at a time check GPUs of this name; the others wait."""
+    try:
+        path = path_of(name).with_suffix(".lock")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError:  # then every process checks
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _logger.warning("waiting for another process that checks GPU kernels for %s", name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # this file system has no locks
+            pass
+        yield
+
+
 def settled(where: str, device: Device) -> bool:
     """Whether the kernels are known to be right on a GPU; they are checked if there is no verdict.
 
@@ -109,7 +134,6 @@ def settled(where: str, device: Device) -> bool:
         KernelError: the kernels give wrong results there. An exception that ends the check early
             propagates, and leaves no verdict.
     """
-    global _checking
     with _lock:
         if _checking:
             return False
@@ -117,15 +141,8 @@ def settled(where: str, device: Device) -> bool:
         if verdict is None:
             if _is_recorded(where):
                 return False
-            # A warning is visible without logging configuration, and the check takes as long as
-            # compiling the kernels.
-            logging.getLogger("normgrad").warning("checking GPU kernels once for %s", device.name)
-            _checking = True
-            try:
-                verdict = check(where, device)
-            finally:
-                _checking = False
-            _write(device, verdict)
+            with _alone(device.name):
+                verdict = read(device.name) or _checked(where, device)
         _known[device] = verdict
     if verdict.failure:
         raise KernelError(
@@ -135,6 +152,21 @@ def settled(where: str, device: Device) -> bool:
             f"{path_of(device.name)} to have the next process check again"
         )
     return True
+
+
+def _checked(where: str, device: Device) -> Verdict:
+    """Check a GPU, and write the verdict to disk."""
+    global _checking
+    # A warning is visible without logging configuration, and the check takes as long as compiling
+    # the kernels.
+    _logger.warning("checking GPU kernels once for %s", device.name)
+    _checking = True
+    try:
+        verdict = check(where, device)
+    finally:
+        _checking = False
+    _write(device, verdict)
+    return verdict
 
 
 def _is_recorded(where: str) -> bool:

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from . import access
+from . import access, config
 from .access import pointers
 from .arithmetic import (
     INTERPRETED,
     Pair,
     added,
+    as_float64,
     exact,
     masked,
     real,
@@ -21,9 +22,12 @@ from .arithmetic import (
     times,
     two_sum,
 )
-from .jit import helper
+from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The source of the point for moments that need not be finite; see config.py.
+GIVEN = constant(config.GIVEN)
 
 
 class Sums(NamedTuple):
@@ -70,17 +74,33 @@ def free_of_layout(p, WIDE: tl.constexpr):
 
 
 @helper
-def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """Reduce sums along an axis."""
-    if WIDE or INTERPRETED:
-        total = sum_along(sums.total, AXIS, WIDE)
-        projection = sum_along(sums.projection, AXIS, WIDE)
+def none(C: tl.constexpr):
+    """The sums of nothing, for each thread's positions of a tile."""
+    ROWS: tl.constexpr = C.positions // (C.leading * C.adjacent)
+    zero = tl.full([ROWS, C.channels], 0.0, tl.float32 if C.singles else tl.float64)
+    return Sums(exact(zero), exact(zero))
+
+
+@helper
+def more(sums, others, C: tl.constexpr):
+    """Add each thread's sums of a tile to those found before."""
+    return both(sums, others, C.wide or C.singles)
+
+
+@helper
+def along(sums, AXIS: tl.constexpr, C: tl.constexpr):
+    """Reduce sums along an axis, to float64."""
+    if C.wide or C.singles or INTERPRETED:
+        total = sum_along(sums.total, AXIS, C.wide or C.singles)
+        projection = sum_along(sums.projection, AXIS, C.wide or C.singles)
     else:  # at once, so that the program's threads wait for each other only once
         reduced = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
         total, projection = exact(reduced[0]), exact(reduced[1])
+    if C.singles:
+        total, projection = as_float64(total), as_float64(projection)
     ONE: tl.constexpr = total.value.shape[0] == 1
     if ONE:
-        return Sums(free_of_layout(total, WIDE), free_of_layout(projection, WIDE))
+        return Sums(free_of_layout(total, C.wide), free_of_layout(projection, C.wide))
     else:
         return Sums(total, projection)
 
@@ -148,8 +168,8 @@ def folded(a, ERRORS: tl.constexpr, C: tl.constexpr):
 @helper
 def terms_of_tile(dy, x, about, there, C: tl.constexpr):
     """The terms of the sums for each element of a tile, in the arithmetic's type."""
-    if C.wide:
-        xmu = two_sum(x, -about[None, :])
+    if C.wide or (C.singles and C.forward):
+        xmu = two_sum(x, -about.to(x.dtype)[None, :])
         if C.forward:
             term = masked(xmu, there)
             product = times(xmu, xmu, True)
@@ -158,7 +178,11 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
             product = times(term, xmu, True)
         return Sums(term, masked(product, there))
     elif C.forward:
-        d = tl.where(there, x.to(tl.float64) - about[None, :], 0.0)
+        if C.about == GIVEN:  # which may be infinite
+            d = tl.where(there, x.to(tl.float64) - about[None, :], 0.0)
+        else:  # masking float32 takes half as many instructions
+            x = tl.where(there, x, about.to(tl.float32)[None, :])
+            d = x.to(tl.float64) - about[None, :]
         return Sums(exact(d), exact(d * d))
     else:
         return Sums(exact(dy), exact(tl.where(there, dy * (x - about[None, :]), 0.0)))
@@ -166,18 +190,20 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
 
 @helper
 def sums_of_terms(terms, weight, C: tl.constexpr):
-    """Add up the terms of a tile for each thread, in float64.
+    """Add up the terms of a tile for each thread, as float64 or pairs.
 
     In gradients of lines the terms are multiplied by the weights first.
     """
+    ERRORS: tl.constexpr = C.wide or (C.singles and C.forward)
     total, projection = terms.total, terms.projection
     if C.sharing > 0 and not C.forward:
         total = times(total, exact(weight), C.wide)
         projection = times(projection, exact(weight), C.wide)
-    total = folded(total, C.wide, C)
-    projection = folded(projection, C.wide, C)
-    if C.wide:
+    total, projection = folded(total, ERRORS, C), folded(projection, ERRORS, C)
+    if ERRORS:
         return Sums(total, projection)
+    elif C.singles:
+        return Sums(exact(total.value), exact(projection.value))
     else:
         return Sums(exact(total.value.to(tl.float64)), exact(projection.value.to(tl.float64)))
 

@@ -222,9 +222,7 @@ def by_threads(tile: Tile, layout: Layout) -> Tile:
 
 def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
     """The tile of a program that loops over a tensor; it is smaller if few programs would run."""
-    # If a thread reads less at once, it reads less ahead, since each read keeps an address in
-    # registers.
-    ahead = max(1, min(AHEAD, 2 * AHEAD * narrowest(problem, layout) // VECTOR))
+    ahead = _ahead(narrowest(problem, layout))
     while True:
         tile = _tile(problem, layout, device, ahead)
         programs = tiles_of(problem, tile) * ceil_div(problem.positions, tile.positions)
@@ -263,13 +261,24 @@ def group_tile(problem: Problem, layout: Layout, device: Device) -> Tile:
     """The tile in which a program reads a group twice: some of the group's channels at a time."""
     per_group = problem.per_group
     group = problem._replace(channel=problem.channel._replace(size=per_group))
-    tile = _tile(group, layout, device, AHEAD)
+    narrow = narrowest(problem, layout)
+    if layout.pattern == "columns":
+        narrow = min(narrow, itemsize(problem) * (per_group & -per_group))
+    tile = _tile(group, layout, device, _ahead(narrow))
     if tile.channels > per_group and layout.pattern == "rows":
         # Rather fewer channels at once than some that are not there.
         width = _piece(per_group, 1, tile.channels)
         tile = by_threads(replace(tile, channels=width), layout)
     # A tile may start at each multiple of this many channels.
     return replace(tile, step=math.gcd(per_group, tile.channels))
+
+
+def _ahead(narrow: int) -> int:
+    """The vectors that a thread reads ahead, if the smallest has ``narrow`` bytes.
+
+    Each read keeps an address in registers.
+    """
+    return max(1, min(AHEAD, 2 * AHEAD * narrow // VECTOR))
 
 
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
