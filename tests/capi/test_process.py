@@ -14,8 +14,9 @@ import pytest
 from support import FULL, sampled
 
 from normgrad.capi import build
+from normgrad.capi.declarations import functions_of
 
-from .conftest import python_environment, run
+from .conftest import STRICT, python_environment, run
 
 PROGRAMS = Path(__file__).parent / "programs"
 MISUSE = Path(__file__).parent / "misuse"
@@ -116,6 +117,37 @@ def test_opened_and_closed(libraries, tmp_path):
     lib = libraries.out / "lib"
     done = run(program, lib / "libinfiniop.so", lib / "libinfinirt.so")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 0 3\n" * 3, "")
+
+
+@pytest.mark.parametrize(
+    ("library", "also"),
+    [
+        ("opapi", ("nnopbase", "ascendcl")),
+        ("opapi_nn", ("opapi", "nnopbase", "ascendcl")),
+        ("nnopbase", ("ascendcl",)),
+        ("infiniop", ("infinirt",)),
+    ],
+)
+def test_a_handle_finds_the_functions_of_the_libraries_below(libraries, library, also):
+    names = [each.name for part in (library, *also) for each in functions_of(part)]
+    script = f"""
+import ctypes
+library = ctypes.CDLL({str(libraries.out / "lib" / f"lib{library}.so")!r})
+print([name for name in {names!r} if not hasattr(library, name)])
+"""
+    done = run(sys.executable, "-I", "-S", "-c", script)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["libopapi.so", "libopapi_math.so"])
+def test_a_program_that_has_one_handle_and_links_nothing(libraries, tmp_path, name):
+    program = tmp_path / "one_handle"
+    source = PROGRAMS / "one_handle.cpp"
+    include = f"-I{libraries.out / 'include'}"
+    command = ["g++", "-std=c++17", *STRICT, include, str(source), "-ldl", "-o", str(program)]
+    subprocess.run(command, check=True)
+    done = run(program, libraries.out / "lib" / name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1 2\n", "")
 
 
 def test_the_program_ends_while_threads_call(libraries, tmp_path):

@@ -380,7 +380,7 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """The libraries that host programs of one dialect link with."""
+    """The libraries that host programs of one dialect link with; each needs those after it."""
 
     name: str
     description: str
