@@ -356,7 +356,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
                 lambda: _uses(value, tensors, scratch),
                 run,
                 lambda: _check_memory(value, tensors),
-                (value, *(tensors[name] for name in value.prepared.used)),
+                (value,),  # its tensors may be destroyed before the work is done
                 refuse,
             )
 

@@ -165,6 +165,8 @@ def infiniopBatchNormBackward(
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
         STREAMS.do(where, uses, run, check, (operator,), refuse)
+        if stream is None:  # InfiniCore's CPU computes at once
+            RUNTIME.synchronize(None)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         find_problems()

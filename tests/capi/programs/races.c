@@ -165,10 +165,11 @@ int main(void)
     MUST(aclDestroyTensor(first));
     end();
 
-    begin("tensor destroyed");
+    begin("tensor and array destroyed");
     launch(one);
-    MUST(aclDestroyTensor(tensors[1]));
-    tensors[1] = NULL;
+    for (int i = 0; i < 3; ++i)
+        MUST(aclDestroyTensor(tensors[i]));
+    memset(tensors, 0, sizeof tensors);
     end();
 
     begin("input overwritten");
