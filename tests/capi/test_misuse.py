@@ -176,6 +176,7 @@ EXPECTED = {
         init twice | 100002 | aclInit: a second time
         no such device | 107000 | deviceId: 7; allowed: 0
         negative device | 107000 | deviceId: -1; allowed: 0
+        reset before it is set | 107002 | deviceId: a device that is not set
         device | 0 |
         device to null | 107000 | deviceId: null
         stream to null | 107000 | stream: null
@@ -199,8 +200,21 @@ EXPECTED = {
         set context | 0 |
         destroy context | 0 |
         set a dead context | 107000 | context: a handle that aclrtDestroyContext has ended
+        reset | 0 |
+        reset past zero | 107002 | deviceId: a device that is not set; allowed: once for each
+        synchronize what was reset | 107000 | stream: a handle that aclrtResetDevice has ended
+        destroy it | 107000 | stream: a handle that aclrtResetDevice has ended
+        set what was reset | 107000 | devPtr: memory that aclrtResetDevice has freed
+        copy to it | 107000 | dst: memory that aclrtResetDevice has freed
+        tensor over it | 161002 | gradOut: a tensor whose memory aclrtResetDevice has freed
+        destroy the tensor | 0 |
+        free what was reset | 0 |
+        free it twice | 107000 | devPtr: memory that aclrtFree has freed
+        synchronize another context's | 0 |
+        set another context's | 0 |
         finalize | 0 |
-        finalize twice | 100001 | aclFinalize: before aclInit
+        finalize twice | 100037 | aclFinalize: a second time; allowed: once
+        free after the end | 0 |
         malloc after the end | 100001 | aclrtMalloc: before aclInit
         """,
     "overlaps": """
@@ -420,6 +434,7 @@ EXPECTED = {
         input past its block | 3 | input: 95 bytes; allowed: 96
         strides past all memory | 3 | grad_weight: no memory at 0x
         workspace null | 3 | workspace: null; allowed: 1023 bytes
+        workspace null, and said to be small | 13 | workspace: 1022 bytes; allowed: 1023 or more
         workspace said to be small | 13 | workspace: 1022 bytes of 1023
         workspace block too small | 13 | workspace: 1023 bytes of 1022
         operator null | 3 | desc: null

@@ -20,6 +20,7 @@ from .conftest import STRICT, python_environment, run
 
 PROGRAMS = Path(__file__).parent / "programs"
 MISUSE = Path(__file__).parent / "misuse"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "capi"
 
 
 def compiled(libraries, tmp_path, name, dialect):
@@ -345,6 +346,39 @@ def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
         command = f"{program} {redirection}"
         broken = run("/bin/sh", "-c", command, env={"NORMGRAD_CAPI_REPORT": "1"})
         assert (broken.returncode, broken.stdout) == (0, ""), redirection
+
+
+def test_what_a_static_destructor_frees_is_no_leak(libraries, tmp_path):
+    program = libraries.compile(PROGRAMS / "statics.cpp", tmp_path / "statics")
+    done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})
+    mistake = (
+        "error 107000: aclrtFree: devPtr: memory that aclrtFree has freed; allowed: what "
+        "aclrtMalloc allocated"
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n107000\n")
+    assert done.stderr == f"normgrad: {mistake}\nnormgrad: 1 call failed:\nnormgrad:   {mistake}\n"
+    done = run(program, "some", env={"NORMGRAD_CAPI_REPORT": "1"})
+    assert (done.returncode, done.stdout) == (0, "0\n")
+    assert done.stderr == "normgrad: never freed: 64 bytes from aclrtMalloc in main\n"
+
+
+def test_a_report_that_is_an_error(libraries, tmp_path):
+    """A program with findings fails, and what it has printed is there."""
+    environment = {"NORMGRAD_CAPI_REPORT": "error"}
+    leaks = run(compiled(libraries, tmp_path, "leaks", "acl"), env=environment)
+    assert leaks.returncode == 1
+    assert (
+        leaks.stderr.splitlines()[-1] == "normgrad: never freed: 25 bytes from aclrtMalloc in main"
+    )
+    statics = libraries.compile(PROGRAMS / "statics.cpp", tmp_path / "statics")
+    done = run(statics, "some", env=environment)
+    assert (done.returncode, done.stdout) == (1, "0\n")
+    right = libraries.compile(EXAMPLES / "batch_norm_backward.c", tmp_path / "right")
+    done = run(right, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    script = IN_PYTHON.format(before="", lib=str(libraries.out / "lib"))
+    done = run(sys.executable, "-c", script, env=python_environment(**environment))
+    assert (done.returncode, done.stdout) == (1, OUTPUT)
 
 
 def test_products(libraries, tmp_path):

@@ -18,6 +18,7 @@ import numpy as np
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import pointers
+from .blocks import BLOCKS
 from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, refuse
 from .declarations import functions_of
 from .enums import (
@@ -41,6 +42,9 @@ _DEVICE = 0
 #: The streams' priorities go from 0 to this.
 _LEAST_PRIORITY = 7
 
+#: The functions that make streams.
+_STREAMS = ("aclrtCreateStream", "aclrtCreateStreamWithConfig")
+
 #: A chip of each product, by the name that its driver gives.
 _CHIPS = {
     products.TRAINING_SERIES: "Ascend910A",
@@ -61,13 +65,14 @@ class STATE:
 
     Attributes:
         by_acl, by_aclnn: whether aclInit and aclnnInit were called.
+        was_finalized: whether aclFinalize was called after the last aclInit.
         has_default: whether aclInit's file names a device for threads that set none.
         users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls.
         life: a number that increases whenever the device's resources are released.
         default: the handle of the device's own context; None until a program asks for it.
     """
 
-    by_acl = by_aclnn = has_default = False
+    by_acl = by_aclnn = was_finalized = has_default = False
     users, life = 0, 1
     default: int | None = None
 
@@ -121,7 +126,7 @@ def aclInit(config_path: int | None) -> None:
     if STATE.by_acl:
         fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_INITIALIZE)
     STATE.has_default = initialize(config_path)
-    STATE.by_acl = True
+    STATE.by_acl, STATE.was_finalized = True, False
 
 
 def initialize(config_path: int | None) -> bool:
@@ -169,14 +174,16 @@ def _read_environment() -> None:
 
 
 def aclFinalize() -> None:
+    if STATE.was_finalized:
+        fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_FINALIZE)
     if not STATE.by_acl:
         fail("before aclInit; allowed: after it", aclError.ACL_ERROR_UNINITIALIZE)
-    STATE.by_acl = STATE.has_default = False
+    STATE.by_acl, STATE.was_finalized, STATE.has_default = False, True, False
     finalize()
 
 
 def finalize() -> None:
-    """Finish queued work, release the device and print the report, after the last finalisation."""
+    """Finish queued work, take the device from all threads and report, after the last call."""
     if STATE.by_acl or STATE.by_aclnn:
         return
     try:
@@ -184,7 +191,7 @@ def finalize() -> None:
         STREAMS.finish()
     finally:
         STATE.users, STATE.life = 0, STATE.life + 1
-        REPORT.print_if_wanted()
+        REPORT.print_lines()
 
 
 # Types
@@ -224,10 +231,29 @@ def aclrtSetDevice(device: int) -> None:
 def aclrtResetDevice(device: int) -> None:
     """Finish all work, and release the device if this undoes the last call of aclrtSetDevice."""
     _check_device(device)
+    if STATE.users == 0:
+        message = "deviceId: a device that is not set; allowed: once for each aclrtSetDevice"
+        fail(message, aclError.ACL_ERROR_RT_CONTEXT_NULL)
     STREAMS.finish()
     STATE.users -= 1
-    if STATE.users <= 0:
-        STATE.users, STATE.life = 0, STATE.life + 1
+    if STATE.users == 0:
+        STATE.life += 1
+        _release()
+
+
+def _release() -> None:
+    """End the streams and free the memory of the device's own context."""
+    streams = [
+        entry
+        for handle, entry in HANDLES.living().items()
+        if entry.maker in _STREAMS and not entry.value.context and HANDLES.end(handle)
+    ]
+    blocks = [
+        block
+        for block in BLOCKS.living()
+        if block.maker == "aclrtMalloc" and not block.context and BLOCKS.free(block)
+    ]
+    REPORT.was_reset(streams, blocks)
 
 
 def aclrtGetSocName() -> int:
@@ -270,9 +296,14 @@ def aclrtSetCurrentContext(context: int | None) -> None:
 def aclrtGetCurrentContext() -> int:
     if STATE.default is None:
         STATE.default = HANDLES.add(Context(), is_owned=False)
+    return _own_context() or STATE.default
+
+
+def _own_context() -> int:
+    """This thread's current context; 0 for the device's own."""
     thread = ERRORS.thread()
     current: int = thread.context if thread.life == STATE.life else 0
-    return current or STATE.default
+    return 0 if current == STATE.default else current
 
 
 # Streams and events
@@ -283,7 +314,7 @@ def aclrtCreateStreamWithConfig(priority: int, flag: int) -> int:
     if priority > _LEAST_PRIORITY:
         refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
     _check_flags(flag, StreamFlag)
-    return HANDLES.add(Stream())
+    return HANDLES.add(Stream(context=_own_context()))
 
 
 def _check_flags(flag: int, kind: type[IntFlag]) -> None:
@@ -316,7 +347,7 @@ def aclrtQueryEventStatus(event: int | None) -> int:
 def _allocate(size: int, device: bool) -> int:
     if size == 0:
         refuse("size", "0; allowed: 1 or more", aclError.ACL_ERROR_INVALID_PARAM)
-    return RUNTIME.allocate(size, device)
+    return RUNTIME.allocate(size, device, _own_context())
 
 
 def _sides(
@@ -372,7 +403,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,
     "aclrtCtxSetSysParamOpt": lambda option, value: None,
-    "aclrtCreateStream": lambda: HANDLES.add(Stream()),
+    "aclrtCreateStream": lambda: HANDLES.add(Stream(context=_own_context())),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtSynchronizeStream": RUNTIME.synchronize,
     "aclrtCreateEvent": lambda: HANDLES.add(Event()),

@@ -44,7 +44,12 @@ def check_streams_variable() -> None:
 
 def is_report_wanted() -> bool:
     """Whether the report is printed: if the variable for it is set, or if streams are checked."""
-    return os.environ.get(REPORT_VARIABLE) == "1" or are_checked()
+    return os.environ.get(REPORT_VARIABLE) in ("1", "error") or are_checked()
+
+
+def is_report_fatal() -> bool:
+    """Whether a program that has findings ends with status 1."""
+    return os.environ.get(REPORT_VARIABLE) == "error"
 
 
 def is_host_memory_allowed() -> bool:

@@ -152,12 +152,14 @@ class Runtime:
 
     # Memory
 
-    def allocate(self, size: int, device: bool) -> int:
+    def allocate(self, size: int, device: bool, context: int = 0) -> int:
         """Allocate a block, even of 0 bytes, and return its address."""
         try:
-            return BLOCKS.allocate(max(size, 1), device).address
+            block = BLOCKS.allocate(max(size, 1), device)
         except MemoryError:
             refuse("size", f"{size} bytes; allowed: what the machine has", self.no_memory)
+        block.context = context
+        return block.address
 
     def free(
         self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None

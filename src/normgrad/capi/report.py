@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import numpy.typing as npt
 
 from ..aclnn import aclOpExecutor
 from ..infiniop import infiniopTensorDescriptor_t
-from .blocks import BLOCKS
-from .calls import ERRORS, complain, is_report_wanted
-from .handles import HANDLES
+from .blocks import BLOCKS, RESET, Block
+from .calls import ERRORS, complain, is_report_fatal, is_report_wanted
+from .handles import HANDLES, Entry
 from .pointers import c_function
 from .streams import STREAMS
 
@@ -29,18 +30,28 @@ _NOT_SEEN = (
 
 
 class Report:
-    """The report on the time since the last report."""
+    """The report on the time since the last report.
+
+    Attributes:
+        ending: the status with which the process shall end, if it is not 0.
+    """
 
     def __init__(self) -> None:
-        # The handles and blocks that an earlier report has named, or that the parent process made.
+        self.ending = ctypes.c_int()
+        # The handles and blocks that the parent process made.
         self._handles: set[int] = set()
         self._blocks: set[int] = set()
+        # What the program left to a reset of the device.
+        self._reset_handles: list[Entry] = []
+        self._reset_blocks: list[Block] = []
 
-    def print_if_wanted(self) -> None:
-        """Print the report to stderr, if it is wanted and not empty."""
+    def print_lines(self) -> None:
+        """Print the failed calls and races to stderr, if a report is wanted."""
         if not is_report_wanted():
             return
         lines = ERRORS.take()
+        if lines:
+            self._find()
         for sort, one, many in _SORTS:
             found = [(line, count) for line, count in lines if line.startswith(sort)]
             if found:
@@ -50,27 +61,40 @@ class Report:
                 complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
             if found and sort == "race":
                 complain(_NOT_SEEN)
-        for line in self._left_over():
-            complain(line)
 
     def last_words(self) -> None:
-        """Print the report at the end of the program."""
+        """Print the report at the end of the program, after its static destructors."""
         STREAMS.abandon()
-        self.print_if_wanted()
+        self.print_lines()
+        if is_report_wanted():
+            for line in self._left_over():
+                complain(line)
+                self._find()
+
+    def _find(self) -> None:
+        """Let the process fail because of a finding, if that is wanted."""
+        if is_report_fatal():
+            self.ending.value = 1
+
+    def was_reset(self, handles: Iterable[Entry], blocks: Iterable[Block]) -> None:
+        """Count objects and blocks that a reset of the device released as left over."""
+        self._reset_handles += handles
+        self._reset_blocks += blocks
 
     def _left_over(self) -> list[str]:
-        """The objects and blocks that still exist, in one line for each place that made them."""
+        """What was never destroyed or freed, in one line for each place that made it."""
+        entries = [each for at, each in HANDLES.living().items() if at not in self._handles]
         handles: dict[tuple[type, str, str], list[Any]] = {}
-        for handle, entry in HANDLES.living().items():
-            if handle not in self._handles and entry.maker:
+        for entry in [*self._reset_handles, *entries]:
+            if entry.maker:
                 key = type(entry.value), entry.maker, _function_at(entry.caller)
                 handles.setdefault(key, []).append(entry.value)
+        left = [each for each in BLOCKS.living() if id(each) not in self._blocks]
         blocks: dict[tuple[str, str], list[int]] = {}
-        for block in BLOCKS.living():
-            if id(block) not in self._blocks:
-                made = block.maker, _function_at(block.caller)
-                blocks.setdefault(made, []).append(block.size)
-        self.forget()
+        reset = [block for block in self._reset_blocks if block.freed_by == RESET]
+        for block in [*reset, *left]:
+            made = block.maker, _function_at(block.caller)
+            blocks.setdefault(made, []).append(block.size)
         lines = []
         for (_, maker, where), (first, *more) in handles.items():
             others = f" and {len(more)} more" if more else ""
@@ -80,15 +104,12 @@ class Report:
             lines.append(f"never freed: {sum(sizes)} bytes{several} from {maker}{where}")
         return lines
 
-    def forget(self) -> None:
-        """Leave the handles and blocks that exist now out of the next report."""
-        self._handles = set(HANDLES.living())
-        self._blocks = {id(block) for block in BLOCKS.living()}
-
     def forked(self) -> None:
         """Begin a new report in a forked child, which reports its own calls only."""
         ERRORS.take()
-        self.forget()
+        self._handles = set(HANDLES.living())
+        self._blocks = {id(block) for block in BLOCKS.living()}
+        self._reset_handles, self._reset_blocks = [], []
 
 
 def _described(value: Any) -> str:

@@ -39,11 +39,13 @@ class Stream:
         name: the name in messages.
         waited: the number of each other stream's calls that the next work waits for.
         count: the number of calls that were queued on the stream.
+        context: the context that the stream belongs to, as in :class:`.calls.OfThread`.
     """
 
     name: str = field(default_factory=lambda: f"stream {next(_numbers)}")
     waited: dict[Stream, int] = field(default_factory=dict)
     count: int = 0
+    context: int = 0
 
     @property
     def clock(self) -> Clock:

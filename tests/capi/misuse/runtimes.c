@@ -16,6 +16,7 @@ int main(void)
     SAY("init twice", aclInit(NULL));
     SAY("no such device", aclrtSetDevice(7));
     SAY("negative device", aclrtSetDevice(-1));
+    SAY("reset before it is set", aclrtResetDevice(0));
     SAY("device", aclrtSetDevice(0));
     SAY("device to null", aclrtGetDevice(NULL));
     SAY("stream to null", aclrtCreateStream(NULL));
@@ -52,8 +53,35 @@ int main(void)
     SAY("destroy context", aclrtDestroyContext(context));
     SAY("set a dead context", aclrtSetCurrentContext(context));
 
+    // The last reset takes what threads made in the device's own context; the rest stays.
+    MUST(aclrtSetDevice(0));
+    MUST(aclrtResetDevice(0));
+    void *own = block(BYTES), *others = NULL;
+    aclrtStream their_stream = NULL;
+    MUST(aclrtCreateStream(&stream));
+    MUST(aclrtCreateContext(&context, 0));
+    MUST(aclrtMalloc(&others, 8, ACL_MEM_MALLOC_HUGE_FIRST));
+    MUST(aclrtCreateStream(&their_stream));
+    aclTensor *tensor = over(own);
+    SAY("reset", aclrtResetDevice(0));
+    SAY("reset past zero", aclrtResetDevice(0));
+    MUST(aclrtSetDevice(0));
+    SAY("synchronize what was reset", aclrtSynchronizeStream(stream));
+    SAY("destroy it", aclrtDestroyStream(stream));
+    SAY("set what was reset", aclrtMemset(own, 8, 0, 8));
+    SAY("copy to it", aclrtMemcpy(own, 8, others, 8, ACL_MEMCPY_DEVICE_TO_DEVICE));
+    struct call it = {.grad_out = tensor, .input = tensor, .grad_input = tensor};
+    it.mask = aclCreateBoolArray((bool[]){true, false, false}, 3);
+    SAY("tensor over it", phase_1(&it));
+    SAY("destroy the tensor", aclDestroyTensor(tensor));
+    SAY("free what was reset", aclrtFree(own));
+    SAY("free it twice", aclrtFree(own));
+    SAY("synchronize another context's", aclrtSynchronizeStream(their_stream));
+    SAY("set another context's", aclrtMemset(others, 8, 0, 8));
+
     SAY("finalize", aclFinalize());
     SAY("finalize twice", aclFinalize());
+    SAY("free after the end", aclrtFree(others));
     SAY("malloc after the end", aclrtMalloc(&data, 8, ACL_MEM_MALLOC_HUGE_FIRST));
     return 0;
 }
