@@ -348,6 +348,23 @@ def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
         assert (broken.returncode, broken.stdout) == (0, ""), redirection
 
 
+def test_a_report_names_what_devices_may_refuse(libraries, tmp_path):
+    done = run(compiled(libraries, tmp_path, "devices", "acl"), env={"NORMGRAD_CAPI_REPORT": "1"})
+    lines = (
+        "device: aclCreateTensor: tensorData: 8 bytes behind a multiple of 32; allowed: such a "
+        "multiple on devices",
+        f"device: aclCreateTensor: viewDims: [{1 << 40}, {1 << 40}]; allowed: fewer elements than an "
+        "int64 counts on devices",
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        *(f"normgrad: {line}" for line in lines),
+        "normgrad: 3 calls that may fail on devices:",
+        f"normgrad:   {lines[0]} (2 times)",
+        f"normgrad:   {lines[1]}",
+    ]
+
+
 def test_what_a_static_destructor_frees_is_no_leak(libraries, tmp_path):
     program = libraries.compile(PROGRAMS / "statics.cpp", tmp_path / "statics")
     done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})

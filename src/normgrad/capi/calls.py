@@ -138,13 +138,17 @@ class Errors:
         if is_mistake:
             self.note(f"error: {message}" if status is None else f"error {status}: {message}")
 
+    def note_device(self, message: str) -> None:
+        """Note something that succeeds here, and that a device may refuse or get wrong."""
+        self.note(f"device: {CURRENT.function.name}: {message} on devices")
+
     def note(self, line: str, key: str | None = None) -> None:
         """Note a line for the report, if a report is wanted.
 
         The first line with each key is also printed at once.
 
         Args:
-            line: the line, which begins with "error" or "race".
+            line: the line, which begins with "error", "race" or "device".
             key: lines with the same key count as one; None for the line itself.
         """
         if not is_report_wanted():

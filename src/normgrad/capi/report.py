@@ -1,4 +1,7 @@
-"""The report: failed calls, races, and objects and memory that were never destroyed or freed."""
+"""The report: failed calls, races, and objects and memory that were never destroyed or freed.
+
+Calls that succeed here and may fail on devices are reported too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ from .pointers import c_function
 from .streams import STREAMS
 
 #: The kinds of lines: what they begin with, and their names in the singular and plural.
-_SORTS = (("error", "call failed", "calls failed"), ("race", "race", "races"))
+_SORTS = (
+    ("error", "call failed", "calls failed"),
+    ("race", "race", "races"),
+    ("device", "call that may fail on devices", "calls that may fail on devices"),
+)
 
 _NOT_SEEN = (
     "  not seen: the program's own reads and writes of the host's memory, but for what copies use, "
