@@ -353,8 +353,8 @@ def test_a_report_names_what_devices_may_refuse(libraries, tmp_path):
     lines = (
         "device: aclCreateTensor: tensorData: 8 bytes behind a multiple of 32; allowed: such a "
         "multiple on devices",
-        f"device: aclCreateTensor: viewDims: [{1 << 40}, {1 << 40}]; allowed: fewer elements than an "
-        "int64 counts on devices",
+        f"device: aclCreateTensor: viewDims: [{1 << 40}, {1 << 40}]; allowed: fewer elements than "
+        "an int64 counts on devices",
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [
