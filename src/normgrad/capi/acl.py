@@ -357,10 +357,16 @@ def _sides(
     if kind not in set(aclrtMemcpyKind):
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
         refuse("kind", f"{kind}; allowed: {allowed}")
-    return (
-        Side("dst", dst, dst_pitch, bool(kind & aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE)),
-        Side("src", src, src_pitch, bool(kind & aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST)),
-    )
+    name = aclrtMemcpyKind(kind).name
+    is_default = kind == aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
+    to_device = _is_device(dst) if is_default else name.endswith("TO_DEVICE")
+    from_device = _is_device(src) if is_default else "DEVICE_TO" in name
+    return Side("dst", dst, dst_pitch, to_device), Side("src", src, src_pitch, from_device)
+
+
+def _is_device(address: int | None) -> bool:
+    block = None if address is None else BLOCKS.find(address)
+    return block is not None and block.is_device
 
 
 def _copy(

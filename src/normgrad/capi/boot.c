@@ -358,6 +358,17 @@ static void refuse_stack(const char *function, size_t left)
         return; // a failure to print is ignored
 }
 
+void normgrad_capi_absent(const char *function, const char *there, int *told)
+{
+    char *text = message();
+    snprintf(text, MESSAGE_SIZE, "normgrad has no %s; it has: %s", function, there);
+    if (!__atomic_exchange_n(told, 1, __ATOMIC_RELAXED))
+        fprintf(stderr, "%s\n", text);
+    const char *report = getenv("NORMGRAD_CAPI_REPORT");
+    if (report && !strcmp(report, "error"))
+        ending = 1;
+}
+
 // The program's floating-point environment during a call. A program may change the rounding mode,
 // or flush subnormal numbers to zero (gcc's -Ofast does that to the whole program). Results must
 // not depend on it, and NumPy must not trap.

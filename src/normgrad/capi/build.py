@@ -26,10 +26,14 @@ _BOOT = "normgrad_capi"
 LIBRARIES = (_BOOT, *(each for dialect in DIALECTS for each in dialect.libraries))
 
 #: Links for names in the vendors' build files: folders of libraries, and the libraries over which
-#: some versions distribute the operators.
+#: some versions distribute the operators and the runtime.
 _LINKS = {
     "lib64": "lib",
     **{f"lib/libopapi_{part}.so": "libopapi.so" for part in ("nn", "math")},
+    **{
+        f"lib/lib{part}.so": "libascendcl.so"
+        for part in ("acl_op_compiler", "acl_tdt_channel", "msprofiler")
+    },
 }
 
 #: The script that the vendors' scripts source before they build and run a program.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
@@ -25,6 +25,7 @@ from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from ..rules import Contract, Parameter, Scalar
 from . import enums
+from .absent import ANY, Stub, absent
 from .signatures import Function, Header
 
 
@@ -91,11 +92,12 @@ _HANDLES = """
 RECENT_MESSAGES = ("aclGetRecentErrMsg", "normgradGetRecentErrMsg")
 
 
-HEADERS = (
+_PRESENT = (
     Header(
         "acl/acl_base.h",
         ("<stdbool.h>", "<stddef.h>", "<stdint.h>"),
         (
+            ANY,
             "typedef int aclError;",
             "typedef uint16_t aclFloat16;",
             "typedef void *aclrtStream;",
@@ -176,7 +178,7 @@ HEADERS = (
     ),
     Header(
         "acl/acl.h",
-        ('"acl_base.h"', '"acl_rt.h"'),
+        ('"acl_base.h"', '"acl_rt.h"', '"acl_op.h"', '"acl_mdl.h"'),
         (),
         "ascendcl",
         """
@@ -247,6 +249,19 @@ HEADERS = (
         aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
         """,
     ),
+    Header(
+        "hccl/hccl_types.h",
+        ("<stdint.h>",),
+        (
+            "typedef void *HcclComm;",
+            enums.HcclResult,
+            enums.HcclReduceOp,
+            enums.HcclDataType,
+            "#define HCCL_ROOT_INFO_BYTES 4108",
+            "typedef struct HcclRootInfoDef { char internal[HCCL_ROOT_INFO_BYTES]; } HcclRootInfo;",
+        ),
+    ),
+    Header("hccl/hccl.h", ('"hccl_types.h"', '"../acl/acl.h"'), (), "hccl"),
     _operator_header("batch_norm_backward", BATCH_NORM_CONTRACT),
     _operator_header("batch_norm_elemt_backward", ELEMT_CONTRACT),
     _operator_header("batch_norm_backward_reduce", REDUCE_CONTRACT),
@@ -255,6 +270,7 @@ HEADERS = (
         "infinicore.h",
         ("<stddef.h>", "<stdint.h>"),
         (
+            ANY,
             infiniStatus_t,
             "typedef infiniStatus_t infiniopStatus_t;",
             infiniDevice_t,
@@ -373,9 +389,30 @@ HEADERS = (
     Header(
         "infiniop.h",
         ('"infiniop/handle.h"', '"infiniop/ops/batch_norm_backward.h"',
-         '"infiniop/tensor_descriptor.h"'),
+         '"infiniop/tensor_descriptor.h"',
+         *(f'"{path}"' for path in absent() if path.startswith("infiniop/ops/"))),
+        (),
+        "infiniop",
     ),
 )  # fmt: skip
+
+
+def _with_absent(header: Header) -> Header:
+    """The header with what it declares although that is absent."""
+    found = absent().get(header.path)
+    if found is None:
+        return header
+    return replace(header, types=(*header.types, *found.types), stubs=tuple(found.stubs))
+
+
+HEADERS = (
+    *map(_with_absent, _PRESENT),
+    *(
+        Header(path, each.includes, tuple(each.types), each.library, stubs=tuple(each.stubs))
+        for path, each in absent().items()
+        if path not in [header.path for header in _PRESENT]
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -388,7 +425,7 @@ class Dialect:
 
 
 DIALECTS = (
-    Dialect("acl", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "ascendcl")),
+    Dialect("acl", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "hccl", "ascendcl")),
     Dialect("infini", "InfiniCore's infiniop calls, on the CPU", ("infiniop", "infinirt")),
 )
 
@@ -397,6 +434,12 @@ DIALECTS = (
 def functions_of(library: str) -> tuple[Function, ...]:
     """The functions that a library exports, in the order of its table."""
     return tuple(each for header in HEADERS for each in header.functions if each.lib == library)
+
+
+@cache
+def stubs_of(library: str) -> tuple[Stub, ...]:
+    """The functions that a library lacks, and has stubs of."""
+    return tuple(each for header in HEADERS for each in header.stubs if header.library == library)
 
 
 @cache

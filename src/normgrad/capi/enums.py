@@ -105,14 +105,26 @@ class aclrtMemcpyKind(IntEnum):
     ACL_MEMCPY_HOST_TO_DEVICE = 1
     ACL_MEMCPY_DEVICE_TO_HOST = 2
     ACL_MEMCPY_DEVICE_TO_DEVICE = 3
+    ACL_MEMCPY_DEFAULT = 4
+    ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE = 5
+    ACL_MEMCPY_INNER_DEVICE_TO_DEVICE = 6
+    ACL_MEMCPY_INTER_DEVICE_TO_DEVICE = 7
 
 
 class aclrtMemMallocPolicy(IntEnum):
-    """The kinds of pages for memory, which make no difference here."""
+    """The kinds of pages and places for memory, which make no difference here."""
 
     ACL_MEM_MALLOC_HUGE_FIRST = 0
     ACL_MEM_MALLOC_HUGE_ONLY = 1
     ACL_MEM_MALLOC_NORMAL_ONLY = 2
+    ACL_MEM_MALLOC_HUGE_FIRST_P2P = 3
+    ACL_MEM_MALLOC_HUGE_ONLY_P2P = 4
+    ACL_MEM_MALLOC_NORMAL_ONLY_P2P = 5
+    ACL_MEM_MALLOC_HUGE1G_ONLY = 6
+    ACL_MEM_MALLOC_HUGE1G_ONLY_P2P = 7
+    ACL_MEM_TYPE_LOW_BAND_WIDTH = 0x0100
+    ACL_MEM_TYPE_HIGH_BAND_WIDTH = 0x1000
+    ACL_MEM_ACCESS_USER_SPACE_READONLY = 0x100000
 
 
 class aclrtMemAttr(IntEnum):
@@ -124,12 +136,76 @@ class aclrtMemAttr(IntEnum):
     ACL_DDR_MEM_NORMAL = 3
     ACL_HBM_MEM_HUGE = 4
     ACL_HBM_MEM_NORMAL = 5
+    ACL_DDR_MEM_P2P_HUGE = 6
+    ACL_DDR_MEM_P2P_NORMAL = 7
+    ACL_HBM_MEM_P2P_HUGE = 8
+    ACL_HBM_MEM_P2P_NORMAL = 9
+    ACL_HBM_MEM_HUGE1G = 10
+    ACL_HBM_MEM_P2P_HUGE1G = 11
 
 
 class aclSysParamOpt(IntEnum):
     """The options of a context."""
 
     ACL_OPT_DETERMINISTIC = 0
+    ACL_OPT_ENABLE_DEBUG_KERNEL = 1
+    ACL_OPT_STRONG_CONSISTENCY = 2
+
+
+class HcclResult(IntEnum):
+    """The statuses of HCCL's functions."""
+
+    HCCL_SUCCESS = 0
+    HCCL_E_PARA = 1
+    HCCL_E_PTR = 2
+    HCCL_E_MEMORY = 3
+    HCCL_E_INTERNAL = 4
+    HCCL_E_NOT_SUPPORT = 5
+    HCCL_E_NOT_FOUND = 6
+    HCCL_E_UNAVAIL = 7
+    HCCL_E_SYSCALL = 8
+    HCCL_E_TIMEOUT = 9
+    HCCL_E_OPEN_FILE_FAILURE = 10
+    HCCL_E_TCP_CONNECT = 11
+    HCCL_E_ROCE_CONNECT = 12
+    HCCL_E_TCP_TRANSFER = 13
+    HCCL_E_ROCE_TRANSFER = 14
+    HCCL_E_RUNTIME = 15
+    HCCL_E_DRV = 16
+    HCCL_E_PROFILING = 17
+    HCCL_E_CCE = 18
+    HCCL_E_NETWORK = 19
+    HCCL_E_AGAIN = 20
+    HCCL_E_REMOTE = 21
+    HCCL_E_SUSPENDING = 22
+
+
+class HcclReduceOp(IntEnum):
+    """The operations of reductions."""
+
+    HCCL_REDUCE_SUM = 0
+    HCCL_REDUCE_PROD = 1
+    HCCL_REDUCE_MAX = 2
+    HCCL_REDUCE_MIN = 3
+    HCCL_REDUCE_RESERVED = 255
+
+
+class HcclDataType(IntEnum):
+    """The element types of collectives."""
+
+    HCCL_DATA_TYPE_INT8 = 0
+    HCCL_DATA_TYPE_INT16 = 1
+    HCCL_DATA_TYPE_INT32 = 2
+    HCCL_DATA_TYPE_FP16 = 3
+    HCCL_DATA_TYPE_FP32 = 4
+    HCCL_DATA_TYPE_INT64 = 5
+    HCCL_DATA_TYPE_UINT64 = 6
+    HCCL_DATA_TYPE_UINT8 = 7
+    HCCL_DATA_TYPE_UINT16 = 8
+    HCCL_DATA_TYPE_UINT32 = 9
+    HCCL_DATA_TYPE_FP64 = 10
+    HCCL_DATA_TYPE_BFP16 = 11
+    HCCL_DATA_TYPE_RESERVED = 255
 
 
 class infinirtEventStatus_t(IntEnum):
