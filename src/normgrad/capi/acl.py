@@ -19,7 +19,7 @@ from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import pointers
 from .blocks import BLOCKS
-from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, refuse
+from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, read_settings, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
@@ -171,6 +171,7 @@ def _read_environment() -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = os.fsdecode(value)
+    read_settings()
 
 
 def aclFinalize() -> None:

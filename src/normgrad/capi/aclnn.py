@@ -20,7 +20,7 @@ from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import ERRORS, export, fail, is_host_memory_allowed, refuse
+from .calls import ERRORS, SETTINGS, export, fail, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -85,7 +85,7 @@ def aclCreateTensor(
     steps = None if strides is None else sizes("stride", strides, count)
     storage = None if storage_dims is None else sizes("storageDims", storage_dims, storage_count)
     for name, values in (("stride", steps or ()), ("offset", (offset,))):
-        if any(value < 0 for value in values):  # as the function's page says
+        if values and min(values) < 0:  # as the function's page says
             refuse(name, f"{', '.join(map(str, values))}; allowed: 0 or more")
     if prod(view_dims) >= 1 << 63:
         ERRORS.note_device(f"viewDims: {view_dims}; allowed: fewer elements than an int64 counts")
@@ -109,7 +109,7 @@ def _tensor_at(
     memory, start = _storage(data_type, data, offset)
     described = (dims, data_type, steps, start, format, storage)
     tensor = aclnn.aclCreateTensor(*described, memory)
-    if tensor.problem is None:
+    if tensor.problem is None and memory.owner is FOREIGN:
         memory = checked(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
             tensor = aclnn.aclCreateTensor(*described, memory)
@@ -120,7 +120,7 @@ def _tensor_at(
 def _device_memory(address: int | None) -> Memory | None:
     """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
-    if memory is None or is_host_memory_allowed():
+    if memory is None or SETTINGS.host_memory:
         return memory
     if memory.owner is not FOREIGN and memory.owner.is_device:
         return memory

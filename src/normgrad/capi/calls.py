@@ -26,9 +26,29 @@ VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE)
 _MOST_LINES = 1000
 
 
-def are_checked() -> bool:
-    """Whether streams are checked: they delay their work to detect races."""
-    return os.environ.get(STREAMS_VARIABLE) == "checked"
+class SETTINGS:
+    """What the environment asks for; it is read once, since a look takes microseconds.
+
+    Attributes:
+        report: whether the report is printed: if it is wanted, or if streams are checked.
+        is_fatal: whether a program that has findings ends with status 1.
+        checked: whether streams are checked: they delay their work to detect races.
+        host_memory: whether tensors may be in memory that is not a device's.
+    """
+
+    report = is_fatal = checked = host_memory = False
+
+
+def read_settings() -> None:
+    """Read the settings from the environment."""
+    report = os.environ.get(REPORT_VARIABLE)
+    SETTINGS.checked = os.environ.get(STREAMS_VARIABLE) == "checked"
+    SETTINGS.is_fatal = report == "error"
+    SETTINGS.report = report in ("1", "error") or SETTINGS.checked
+    SETTINGS.host_memory = os.environ.get(HOST_MEMORY_VARIABLE) == "1"
+
+
+read_settings()
 
 
 def check_streams_variable() -> None:
@@ -40,21 +60,6 @@ def check_streams_variable() -> None:
     value = os.environ.get(STREAMS_VARIABLE, "")
     if value not in ("", "checked"):
         raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
-
-
-def is_report_wanted() -> bool:
-    """Whether the report is printed: if the variable for it is set, or if streams are checked."""
-    return os.environ.get(REPORT_VARIABLE) in ("1", "error") or are_checked()
-
-
-def is_report_fatal() -> bool:
-    """Whether a program that has findings ends with status 1."""
-    return os.environ.get(REPORT_VARIABLE) == "error"
-
-
-def is_host_memory_allowed() -> bool:
-    """Whether tensors may be in memory that is not a device's."""
-    return os.environ.get(HOST_MEMORY_VARIABLE) == "1"
 
 
 class OfThread(ctypes.Structure):
@@ -128,7 +133,7 @@ class Errors:
 
     def caller(self) -> int:
         """The address that this thread's call returns to; 0 if no report is wanted."""
-        return self.thread().caller or 0 if is_report_wanted() else 0
+        return self.thread().caller or 0 if SETTINGS.report else 0
 
     def record(self, status: int | None, message: str, is_mistake: bool = True) -> None:
         """Store a failure's text as the thread's last error, and note it for the report."""
@@ -151,7 +156,7 @@ class Errors:
             line: the line, which begins with "error", "race" or "device".
             key: lines with the same key count as one; None for the line itself.
         """
-        if not is_report_wanted():
+        if not SETTINGS.report:
             return
         first, count = self._lines.get(key or line, (line, 0))
         if count == 0:

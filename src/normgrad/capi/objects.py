@@ -15,7 +15,7 @@ from ..dialects import Use, span
 from ..layout import Region
 from . import pointers
 from .blocks import BLOCKS, Block
-from .calls import fail, is_host_memory_allowed, refuse
+from .calls import SETTINGS, fail, refuse
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream
 
@@ -191,7 +191,7 @@ class Runtime:
                 refuse(name, f"null; allowed: {count} bytes of memory")
             return None
         block = BLOCKS.find(address)
-        strict = self.checks_sides and not is_host_memory_allowed()
+        strict = self.checks_sides and not SETTINGS.host_memory
         if block is None:
             if on_device and strict:
                 refuse(name, f"{address:#x} is no device memory; allowed: device memory")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..aclnn import aclOpExecutor
 from ..infiniop import infiniopTensorDescriptor_t
 from .blocks import BLOCKS, RESET, Block
-from .calls import ERRORS, complain, is_report_fatal, is_report_wanted
+from .calls import ERRORS, SETTINGS, complain
 from .handles import HANDLES, Entry
 from .pointers import c_function
 from .streams import STREAMS
@@ -54,7 +54,7 @@ class Report:
 
     def print_lines(self) -> None:
         """Print the failed calls and races to stderr, if a report is wanted."""
-        if not is_report_wanted():
+        if not SETTINGS.report:
             return
         lines = ERRORS.take()
         if lines:
@@ -73,14 +73,14 @@ class Report:
         """Print the report at the end of the program, after its static destructors."""
         STREAMS.abandon()
         self.print_lines()
-        if is_report_wanted():
+        if SETTINGS.report:
             for line in self._left_over():
                 complain(line)
                 self._find()
 
     def _find(self) -> None:
         """Let the process fail because of a finding, if that is wanted."""
-        if is_report_fatal():
+        if SETTINGS.is_fatal:
             self.ending.value = 1
 
     def was_reset(self, handles: Iterable[Entry], blocks: Iterable[Block]) -> None:

@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from ..dialects import Use, shared_memory
 from . import pointers
-from .calls import CURRENT, ERRORS, are_checked
+from .calls import CURRENT, ERRORS, SETTINGS
 from .signatures import Function
 
 _numbers = itertools.count(1)
@@ -113,7 +113,7 @@ class Streams:
             refuse: raises the call's error if the call's own uses share memory, since delayed work
                 would find that too late; None if they may share memory.
         """
-        if are_checked():
+        if SETTINGS.checked:
             with self._lock:
                 used, call = tuple(uses()), self._call()
                 where = "" if stream is None else f" on {stream.name}"
@@ -134,7 +134,7 @@ class Streams:
 
     def end(self, name: str, value: object) -> None:
         """Report queued work that uses the object behind a handle, before the handle ends."""
-        if not are_checked():
+        if not SETTINGS.checked:
             return
         with self._lock:
             call = self._call()
@@ -158,7 +158,7 @@ class Streams:
     def ask(self, clock: Clock) -> None:
         """Report queued work before an event, for a call that requires the event to be over."""
         with self._lock:
-            call = self._call() if are_checked() else ""
+            call = self._call() if SETTINGS.checked else ""
             for work in [work for work in self._queue if _is_before(work, clock)]:
                 what = f"; 2. {call} asks for the time after it before that is done"
                 self._find(work, what, "time")
