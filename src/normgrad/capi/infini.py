@@ -12,7 +12,7 @@ from ..dialects import Use, span
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
-from .blocks import checked, memory_at
+from .blocks import FOREIGN, checked, memory_at
 from .calls import ERRORS, check_streams_variable, export, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
@@ -149,8 +149,11 @@ def infiniopBatchNormBackward(
                 continue
             verb = "writes" if name in OUTPUTS else "reads"
             in_place = ("grad_output", "input") if name == "grad_input" else ()
-            region = operator.specs[name].region(memory.address)
-            yield Use(name, verb, region, in_place=in_place)
+            spec = operator.specs[name]
+            region = spec.region(memory.address)
+            first, end = region.bounds()
+            is_host = memory.owner is FOREIGN and end - first == spec.nbytes
+            yield Use(name, verb, region, is_host and name in OUTPUTS, in_place)
 
     def find_problems() -> None:
         """Check memory outside all blocks, and store the problems that this finds."""

@@ -8,20 +8,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..aclnn import aclOpExecutor
 from ..infiniop import infiniopTensorDescriptor_t
 from .blocks import BLOCKS, RESET, Block
 from .calls import ERRORS, SETTINGS, complain
 from .handles import HANDLES, Entry
-from .pointers import c_function
 from .streams import STREAMS
+from .symbols import place_of
 
 #: The kinds of lines: what they begin with, and their names in the singular and plural.
 _SORTS = (
@@ -94,13 +89,13 @@ class Report:
         handles: dict[tuple[type, str, str], list[Any]] = {}
         for entry in [*self._reset_handles, *entries]:
             if entry.maker:
-                key = type(entry.value), entry.maker, _function_at(entry.caller)
+                key = type(entry.value), entry.maker, place_of(entry.caller)
                 handles.setdefault(key, []).append(entry.value)
         left = [each for each in BLOCKS.living() if id(each) not in self._blocks]
         blocks: dict[tuple[str, str], list[int]] = {}
         reset = [block for block in self._reset_blocks if block.freed_by == RESET]
         for block in [*reset, *left]:
-            made = block.maker, _function_at(block.caller)
+            made = block.maker, place_of(block.caller)
             blocks.setdefault(made, []).append(block.size)
         lines = []
         for (_, maker, where), (first, *more) in handles.items():
@@ -129,81 +124,6 @@ def _described(value: Any) -> str:
     if f"{name} object at" in text:  # the class has no __repr__ of its own
         return name
     return text if name in text else f"{name}{text}"
-
-
-# The names of a program's functions, found by addresses in them
-
-_dladdr = c_function("dladdr", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_free = c_function("free", None, ctypes.c_void_p)
-
-#: A section and a symbol of a 64-bit ELF file.
-_SECTION = np.dtype(
-    "u4, u4, u8, u8, u8, u8, u4, u4, u8, u8"  # name, type, flags, address, offset, size, link, …
-)
-_SYMBOL = np.dtype("u4, u1, u1, u2, u8, u8")  # name, info, other, section, value, size
-_SYMBOL_TABLE, _FUNCTION, _EXECUTABLE = 2, 2, 2
-
-
-class _Place(ctypes.Structure):
-    """The structure Dl_info, which dladdr fills."""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("start", ctypes.c_void_p),
-    )
-
-
-@lru_cache(1024)
-def _function_at(address: int) -> str:
-    """ " in f" for the function f that contains an address; "" if it is unknown."""
-    place = _Place()
-    if not address or not _dladdr(address, ctypes.byref(place)) or not place.path:
-        return ""
-    path = os.fsdecode(place.path)
-    try:
-        # If the loader knows no symbol there, the file may still have symbols for debuggers.
-        name = _name_in_file(path, address, place.base or 0)
-    except (OSError, ValueError, IndexError):
-        name = None
-    name = name or place.name
-    return f" in {_readable(name)}" if name else ""
-
-
-def _name_in_file(path: str, address: int, base: int) -> bytes | None:
-    file = np.fromfile(path if Path(path).exists() else "/proc/self/exe", np.uint8)
-    if file[:5].tobytes() != b"\x7fELF\x02":
-        return None
-    (start,), (size, count) = file[40:48].view("<u8"), file[58:62].view("<u2")
-    sections = file[start : start + int(size) * int(count)].view(_SECTION)
-    where = address - (0 if file[16] == _EXECUTABLE else base)
-    for table in sections[sections["f1"] == _SYMBOL_TABLE]:
-        symbols: npt.NDArray[Any] = file[table["f4"] : table["f4"] + table["f5"]].view(_SYMBOL)
-        inside = (
-            (symbols["f1"] & 15 == _FUNCTION)
-            & (symbols["f4"] <= where)
-            & (where <= symbols["f4"] + symbols["f5"])  # a call that ends it returns behind it
-        )
-        found = symbols[inside]
-        if len(found):
-            names = file[sections[table["f6"]]["f4"] :]
-            first = found[0]["f0"]
-            return bytes(names[first : first + 4096]).split(b"\0")[0]
-    return None
-
-
-def _readable(name: bytes) -> str:
-    """A demangled C++ name, if the process has loaded the C++ runtime that demangles it."""
-    demangle = getattr(ctypes.CDLL(None), "__cxa_demangle", None)
-    if demangle is not None and name.startswith(b"_Z"):
-        demangle.restype = ctypes.c_void_p
-        status = ctypes.c_int()
-        text = demangle(name, None, None, ctypes.byref(status))
-        if text:
-            name = ctypes.string_at(text)
-            _free(text)
-    return name.decode(errors="replace")
 
 
 REPORT = Report()

@@ -187,6 +187,18 @@ int main(void)
     launch(one);
     end();
 
+    begin("host memory twice");
+    launch(one);
+    for (int i = 0; i < 2; ++i)
+        MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, one));
+    end();
+
+    begin("host memory read too early");
+    launch(one);
+    MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, one));
+    printf("early: %s\n", result[0] == expected[0] ? "right" : result[0] != result[0] ? "nan" : "wrong");
+    end();
+
     begin("stream destroyed");
     launch(one);
     MUST(aclrtDestroyStream(one));
