@@ -195,6 +195,21 @@ EXPECTED = {
         destroy event | 0 |
         wait for a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
         synchronize a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
+        version | 0 |
+        it is 1.15 | 0 |
+        aligned memory | 0 |
+        is aligned 1 | 0 |
+        free it | 0 |
+        done 0 0 0 | 0 |
+        query a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        reset on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        reset an event | 0 |
+        then 1 0 | 0 |
+        time of what was reset | 107000 | start: an event that was not recorded
+        timeout of an event | 107000 | timeout: -2; allowed: milliseconds, or -1 for any time
+        timeouts | 0 |
+        rows 1 2 0 | 0 |
+        rows past the end | 107000 | dst: 20 bytes; allowed: 16
         set context | 0 |
         destroy context | 0 |
         set a dead context | 107000 | context: a handle that aclrtDestroyContext has ended

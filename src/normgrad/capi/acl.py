@@ -26,8 +26,11 @@ from .enums import (
     StreamFlag,
     aclError,
     aclrtEventRecordedStatus,
+    aclrtEventStatus,
+    aclrtEventWaitStatus,
     aclrtMemcpyKind,
     aclrtRunMode,
+    aclrtStreamStatus,
 )
 from .handles import HANDLES
 from .objects import Event, Runtime, Side, memory_info
@@ -42,6 +45,11 @@ _DEVICE = 0
 #: The streams' priorities go from 0 to this.
 _LEAST_PRIORITY = 7
 
+#: The version of the runtime's interface.
+_VERSION = (1, 15, 0)
+
+#: The functions that allocate device memory, every block of which is aligned.
+_DEVICE_MEMORY = ("aclrtMalloc", "aclrtMallocAlign32")
 #: The functions that make streams.
 _STREAMS = ("aclrtCreateStream", "aclrtCreateStreamWithConfig")
 
@@ -252,7 +260,7 @@ def _release() -> None:
     blocks = [
         block
         for block in BLOCKS.living()
-        if block.maker == "aclrtMalloc" and not block.context and BLOCKS.free(block)
+        if block.maker in _DEVICE_MEMORY and not block.context and BLOCKS.free(block)
     ]
     REPORT.was_reset(streams, blocks)
 
@@ -324,11 +332,12 @@ def _check_flags(flag: int, kind: type[IntFlag]) -> None:
         refuse("flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
-    """Wait for a stream; the timeout is checked, but never expires."""
-    if timeout < -1:
+def _in_time(synchronize: Callable[..., None], *arguments: int | None) -> None:
+    """Wait; the timeout, which comes last, is checked, but never expires."""
+    *handles, timeout = arguments
+    if timeout is not None and timeout < -1:
         refuse("timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
-    RUNTIME.synchronize(stream)
+    synchronize(*handles)
 
 
 def aclrtCreateEventWithFlag(flag: int) -> int:
@@ -338,8 +347,9 @@ def aclrtCreateEventWithFlag(flag: int) -> int:
     return HANDLES.add(Event(can_order, has_time))
 
 
-def aclrtQueryEventStatus(event: int | None) -> int:
-    return aclrtEventRecordedStatus(RUNTIME.is_over(event))
+def _is_waiting(event: int | None) -> bool:
+    """Whether work that waits for an event has to wait; none has before the event is recorded."""
+    return RUNTIME.find("event", Event, event).recorded is not None and not RUNTIME.is_over(event)
 
 
 # Memory
@@ -377,7 +387,7 @@ def _copy(
     RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.queue(stream))
 
 
-def aclrtMemcpy2d(
+def _copy_rows(
     dst: int | None,
     dst_pitch: int,
     src: int | None,
@@ -385,11 +395,12 @@ def aclrtMemcpy2d(
     width: int,
     height: int,
     kind: int,
+    *stream: int | None,
 ) -> None:
     to, source = _sides(dst, dst_pitch, src, src_pitch, kind)
     if to.on_device == source.on_device:
         refuse("kind", f"{kind}; allowed: between the host and the device")
-    RUNTIME.copy(to, source, width, height)
+    RUNTIME.copy(to, source, width, height, stream=RUNTIME.queue(stream))
 
 
 def _fill(address: int | None, most: int, value: int, count: int, *stream: int | None) -> None:
@@ -409,6 +420,17 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtGetRunMode": lambda: aclrtRunMode.ACL_HOST,
     "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,
+    "aclrtSynchronizeDeviceWithTimeout": partial(_in_time, STREAMS.finish),
+    "aclrtSynchronizeStreamWithTimeout": partial(_in_time, RUNTIME.synchronize),
+    "aclrtSynchronizeEventWithTimeout": partial(_in_time, RUNTIME.synchronize_event),
+    "aclrtStreamQuery": lambda stream: aclrtStreamStatus(not RUNTIME.is_idle(stream)),
+    "aclrtQueryEvent": lambda event: aclrtEventStatus(not RUNTIME.is_over(event)),
+    "aclrtQueryEventStatus": lambda event: aclrtEventRecordedStatus(RUNTIME.is_over(event)),
+    "aclrtQueryEventWaitStatus": lambda event: aclrtEventWaitStatus(_is_waiting(event)),
+    "aclrtResetEvent": RUNTIME.reset,
+    "aclrtGetVersion": lambda: _VERSION,
+    "aclrtMemcpy2d": _copy_rows,
+    "aclrtMemcpy2dAsync": _copy_rows,
     "aclrtCtxSetSysParamOpt": lambda option, value: None,
     "aclrtCreateStream": lambda: HANDLES.add(Stream(context=_own_context())),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
@@ -419,9 +441,9 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
     "aclrtStreamWaitEvent": RUNTIME.wait,
     "aclrtEventElapsedTime": RUNTIME.elapsed,
-    "aclrtMalloc": lambda size, policy: _allocate(size, True),
+    **dict.fromkeys(_DEVICE_MEMORY, lambda size, policy: _allocate(size, True)),
     "aclrtMallocHost": lambda size: _allocate(size, False),
-    "aclrtFree": lambda at: RUNTIME.free("devPtr", at, ("aclrtMalloc",)),
+    "aclrtFree": lambda at: RUNTIME.free("devPtr", at, _DEVICE_MEMORY),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
     "aclrtMemcpy": _copy,
     "aclrtMemcpyAsync": _copy,
@@ -433,7 +455,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 #: thread. All other functions need both.
 _ANYWHERE = """
     aclInit aclFinalize aclGetRecentErrMsg aclDataTypeSize aclFloatToFloat16 aclFloat16ToFloat
-    aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
+    aclrtGetVersion aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
     aclrtDestroyContext aclrtDestroyStream aclrtDestroyEvent aclrtFree aclrtFreeHost
 """
 _AFTER_INIT = """

@@ -125,6 +125,9 @@ _PRESENT = (
             enums.aclrtMemAttr,
             enums.aclSysParamOpt,
             enums.aclrtEventRecordedStatus,
+            enums.aclrtEventStatus,
+            enums.aclrtEventWaitStatus,
+            enums.aclrtStreamStatus,
             _defines(enums.EventFlag),
             _defines(enums.StreamFlag),
         ),
@@ -138,6 +141,7 @@ _PRESENT = (
         const char *aclrtGetSocName(void);
         aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
         aclError aclrtSynchronizeDevice(void);
+        aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout);
         aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value);
 
         aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId);
@@ -151,17 +155,23 @@ _PRESENT = (
         aclError aclrtDestroyStream(aclrtStream stream);
         aclError aclrtSynchronizeStream(aclrtStream stream);
         aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
+        aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status);
 
         aclError aclrtCreateEvent(aclrtEvent *event);
         aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
         aclError aclrtDestroyEvent(aclrtEvent event);
         aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
+        aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream);
         aclError aclrtSynchronizeEvent(aclrtEvent event);
+        aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout);
         aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
+        aclError aclrtQueryEvent(aclrtEvent event, aclrtEventStatus *status);
         aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status);
+        aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus *status);
         aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
 
         aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
+        aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
         aclError aclrtFree(void *devPtr);
         aclError aclrtMallocHost(void **hostPtr, size_t size);
         aclError aclrtFreeHost(void *hostPtr);
@@ -171,6 +181,9 @@ _PRESENT = (
                                   aclrtMemcpyKind kind, aclrtStream stream);
         aclError aclrtMemcpy2d(void *dst, size_t dpitch, const void *src, size_t spitch,
                                size_t width, size_t height, aclrtMemcpyKind kind);
+        aclError aclrtMemcpy2dAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
+                                    size_t width, size_t height, aclrtMemcpyKind kind,
+                                    aclrtStream stream);
         aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
         aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count,
                                   aclrtStream stream);
@@ -185,6 +198,8 @@ _PRESENT = (
         aclError aclInit(const char *configPath);
         aclError aclFinalize(void);
         const char *aclGetRecentErrMsg(void);
+        aclError aclrtGetVersion(int32_t *majorVersion, int32_t *minorVersion,
+                                 int32_t *patchVersion);
         """,
     ),
     Header(

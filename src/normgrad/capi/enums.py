@@ -70,6 +70,30 @@ class aclrtEventRecordedStatus(IntEnum):
     ACL_EVENT_RECORDED_STATUS_COMPLETE = 1
 
 
+class aclrtEventStatus(IntEnum):
+    """Whether an event is over."""
+
+    ACL_EVENT_STATUS_COMPLETE = 0
+    ACL_EVENT_STATUS_NOT_READY = 1
+    ACL_EVENT_STATUS_RESERVED = 2
+
+
+class aclrtEventWaitStatus(IntEnum):
+    """Whether the work that waits for an event can go on."""
+
+    ACL_EVENT_WAIT_STATUS_COMPLETE = 0
+    ACL_EVENT_WAIT_STATUS_NOT_READY = 1
+    ACL_EVENT_WAIT_STATUS_RESERVED = 0xFFFF
+
+
+class aclrtStreamStatus(IntEnum):
+    """Whether a stream's work is done."""
+
+    ACL_STREAM_STATUS_COMPLETE = 0
+    ACL_STREAM_STATUS_NOT_READY = 1
+    ACL_STREAM_STATUS_RESERVED = 0xFFFF
+
+
 class EventFlag(IntFlag):
     """The possible uses of an event."""
 

@@ -122,6 +122,22 @@ class Runtime:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
         STREAMS.wait(waiting, found.clock)
 
+    def reset(self, event: int | None, stream: int | None) -> None:
+        """Make an event what it was before it was recorded."""
+        found = self.find("event", Event, event)
+        self.stream(stream)  # checks the handle
+        found.clock, found.recorded, found.was_asked = {}, None, False
+
+    def is_idle(self, stream: int | None) -> bool:
+        """Whether all work of a stream is done; as in :meth:`is_over`, the second query does it."""
+        found = self.stream(stream)
+        if not found.was_asked and not STREAMS.is_done(found.clock):
+            found.was_asked = True
+            return False
+        found.was_asked = False
+        STREAMS.finish(found.clock)
+        return True
+
     def is_over(self, event: int | None) -> bool:
         """Whether an event is over.
 
@@ -234,7 +250,9 @@ class Runtime:
             first, end = region.bounds()
             block = self.reach(side.name, side.address, end - first, side.on_device)
             verb = "writes" if side is to else "reads"
-            uses.append((Use(side.name, verb, region, not (block and block.is_device)), block))
+            # Between rows the program may have other things.
+            is_host = not (block and block.is_device) and (height == 1 or side.pitch == width)
+            uses.append((Use(side.name, verb, region, is_host), block))
         if most is not None and width > most:
             refuse("count", f"{width} bytes; allowed: up to destMax, {most}")
         dst, src = to.address, source.address

@@ -47,6 +47,38 @@ int main(void)
     SAY("wait for a dead event", aclrtStreamWaitEvent(NULL, start_event));
     SAY("synchronize a dead event", aclrtSynchronizeEvent(start_event));
 
+    int32_t version[3] = {0};
+    SAY("version", aclrtGetVersion(&version[0], &version[1], &version[2]));
+    printf("it is %d.%d | 0 |\n", version[0], version[1]);
+    SAY("aligned memory", aclrtMallocAlign32(&data, 33, ACL_MEM_MALLOC_HUGE_FIRST));
+    printf("is aligned %d | 0 |\n", (uintptr_t)data % 32 == 0);
+    SAY("free it", aclrtFree(data));
+    aclrtStreamStatus idle = ACL_STREAM_STATUS_NOT_READY;
+    aclrtEventStatus event_status = ACL_EVENT_STATUS_NOT_READY;
+    aclrtEventWaitStatus waits = ACL_EVENT_WAIT_STATUS_NOT_READY;
+    MUST(aclrtStreamQuery(NULL, &idle));
+    MUST(aclrtQueryEvent(end_event, &event_status));
+    MUST(aclrtQueryEventWaitStatus(end_event, &waits));
+    printf("done %d %d %d | 0 |\n", idle, event_status, waits);
+    SAY("query a dead stream", aclrtStreamQuery(stream, &idle));
+    SAY("reset on a dead stream", aclrtResetEvent(end_event, stream));
+    SAY("reset an event", aclrtResetEvent(end_event, NULL));
+    MUST(aclrtQueryEvent(end_event, &event_status));
+    MUST(aclrtQueryEventWaitStatus(end_event, &waits));
+    printf("then %d %d | 0 |\n", event_status, waits);
+    SAY("time of what was reset", aclrtEventElapsedTime(&ms, end_event, end_event));
+    SAY("timeout of an event", aclrtSynchronizeEventWithTimeout(end_event, -2));
+    SAY("timeouts", aclrtSynchronizeEventWithTimeout(end_event, 10) +
+        aclrtSynchronizeDeviceWithTimeout(-1));
+    float host[4] = {1, 2, 3, 4}, back[4] = {0};
+    data = block(16);
+    MUST(aclrtMemcpy2dAsync(data, 8, host, 4, 4, 2, ACL_MEMCPY_HOST_TO_DEVICE, NULL));
+    MUST(aclrtMemcpy2dAsync(back, 4, data, 8, 4, 2, ACL_MEMCPY_DEVICE_TO_HOST, NULL));
+    MUST(aclrtSynchronizeStream(NULL));
+    printf("rows %g %g %g | 0 |\n", (double)back[0], (double)back[1], (double)back[2]);
+    SAY("rows past the end",
+        aclrtMemcpy2dAsync(data, 16, host, 4, 4, 2, ACL_MEMCPY_HOST_TO_DEVICE, NULL));
+
     aclrtContext context = NULL;
     MUST(aclrtCreateContext(&context, 0));
     SAY("set context", aclrtSetCurrentContext(context));
