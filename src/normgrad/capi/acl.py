@@ -6,12 +6,13 @@ import ctypes
 import json
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntFlag
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import pointers
 from .blocks import BLOCKS
-from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, read_settings, refuse
+from .calls import ERRORS, SETTINGS, VARIABLES, check_variables, export, fail, read_settings, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
@@ -38,9 +39,6 @@ from .report import REPORT
 from .streams import STREAMS, Stream
 
 _getenv = pointers.c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
-
-#: The one device.
-_DEVICE = 0
 
 #: The streams' priorities go from 0 to this.
 _LEAST_PRIORITY = 7
@@ -65,7 +63,10 @@ _CHIPS = {
 
 
 class Context:
-    """A context of a device; on a device, streams and events belong to one, but not here."""
+    """A context of a device; what a thread makes belongs to its current context."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
 
 
 class STATE:
@@ -75,14 +76,15 @@ class STATE:
         by_acl, by_aclnn: whether aclInit and aclnnInit were called.
         was_finalized: whether aclFinalize was called after the last aclInit.
         has_default: whether aclInit's file names a device for threads that set none.
-        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls.
-        life: a number that increases whenever the device's resources are released.
-        default: the handle of the device's own context; None until a program asks for it.
+        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls, by device.
+        lives: numbers, by device, that increase whenever the device's resources are released.
+        defaults: the handles of the devices' own contexts, if a program has asked for them.
     """
 
     by_acl = by_aclnn = was_finalized = has_default = False
-    users, life = 0, 1
-    default: int | None = None
+    users: ClassVar[Counter[int]] = Counter()
+    lives: ClassVar[defaultdict[int, int]] = defaultdict(lambda: 1)
+    defaults: ClassVar[dict[int, int]] = {}
 
 
 RUNTIME = Runtime(
@@ -110,15 +112,15 @@ NO_DEVICE = (
 def has_device() -> bool:
     """Whether this thread has a context that is alive, or a default device."""
     thread = ERRORS.thread()
-    if thread.life == STATE.life:
+    if thread.life == STATE.lives[thread.device]:
         return not thread.context or isinstance(HANDLES.find(thread.context), Context)
     return STATE.has_default
 
 
-def _enter(context: int | None) -> None:
-    """Make a context this thread's current one; None for the device's own context."""
+def _enter(device: int, context: int = 0) -> None:
+    """Make a context of a device this thread's current one; 0 for the device's own context."""
     thread = ERRORS.thread()
-    thread.life, thread.context = STATE.life, context or 0
+    thread.life, thread.context, thread.device = STATE.lives[device], context, device
 
 
 def _need_device() -> None:
@@ -143,7 +145,7 @@ def initialize(config_path: int | None) -> bool:
     _read_environment()
     try:
         products.current()
-        check_streams_variable()
+        check_variables()
     except ValueError as error:
         fail(str(error), aclError.ACL_ERROR_INVALID_PARAM)
     return isinstance(settings, dict) and "defaultDevice" in settings
@@ -199,7 +201,9 @@ def finalize() -> None:
         STREAMS.abandon()
         STREAMS.finish()
     finally:
-        STATE.users, STATE.life = 0, STATE.life + 1
+        for device in range(SETTINGS.devices):
+            STATE.users[device] = 0
+            STATE.lives[device] += 1
         REPORT.print_lines()
 
 
@@ -227,40 +231,41 @@ def aclFloat16ToFloat(value: int) -> float:
 
 
 def _check_device(device: int) -> None:
-    if device != _DEVICE:
-        refuse("deviceId", f"{device}; allowed: {_DEVICE}, the only one")
+    if not 0 <= device < SETTINGS.devices:
+        more = f" to {SETTINGS.devices - 1}" if SETTINGS.devices > 1 else ", the only one"
+        refuse("deviceId", f"{device}; allowed: 0{more}")
 
 
 def aclrtSetDevice(device: int) -> None:
     _check_device(device)
-    STATE.users += 1
-    _enter(None)
+    STATE.users[device] += 1
+    _enter(device)
 
 
 def aclrtResetDevice(device: int) -> None:
     """Finish all work, and release the device if this undoes the last call of aclrtSetDevice."""
     _check_device(device)
-    if STATE.users == 0:
+    if STATE.users[device] == 0:
         message = "deviceId: a device that is not set; allowed: once for each aclrtSetDevice"
         fail(message, aclError.ACL_ERROR_RT_CONTEXT_NULL)
     STREAMS.finish()
-    STATE.users -= 1
-    if STATE.users == 0:
-        STATE.life += 1
-        _release()
+    STATE.users[device] -= 1
+    if STATE.users[device] == 0:
+        STATE.lives[device] += 1
+        _release((device, 0))
 
 
-def _release() -> None:
-    """End the streams and free the memory of the device's own context."""
+def _release(context: tuple[int, int]) -> None:
+    """End the streams and free the memory of a context, given as :func:`_own_context` does."""
     streams = [
         entry
         for handle, entry in HANDLES.living().items()
-        if entry.maker in _STREAMS and not entry.value.context and HANDLES.end(handle)
+        if entry.maker in _STREAMS and entry.value.context == context and HANDLES.end(handle)
     ]
     blocks = [
         block
         for block in BLOCKS.living()
-        if block.maker in _DEVICE_MEMORY and not block.context and BLOCKS.free(block)
+        if block.maker in _DEVICE_MEMORY and block.context == context and BLOCKS.free(block)
     ]
     REPORT.was_reset(streams, blocks)
 
@@ -271,13 +276,17 @@ def aclrtGetSocName() -> int:
     asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
     if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
         asked = _CHIPS[device.product.name]
-    return ctypes.addressof(_c_text(asked))
+    return c_text(asked)
 
 
 @cache
-def _c_text(text: str) -> Any:
-    """A C string that is never freed, since programs keep its address."""
+def _buffer(text: str) -> Any:
     return ctypes.create_string_buffer(text.encode())
+
+
+def c_text(text: str) -> int:
+    """The address of a C string that is never freed, since programs keep its address."""
+    return ctypes.addressof(_buffer(text))
 
 
 # Contexts
@@ -286,33 +295,49 @@ def _c_text(text: str) -> Any:
 def aclrtCreateContext(device: int) -> int:
     """Create a context, which becomes this thread's current one."""
     _check_device(device)
-    handle = HANDLES.add(Context())
-    _enter(handle)
+    handle = HANDLES.add(Context(device))
+    _enter(device, handle)
     return handle
 
 
 def aclrtDestroyContext(context: int | None) -> None:
-    if context is not None and context == STATE.default:
+    if context in STATE.defaults.values():
         refuse("context", "the device's own; allowed: what aclrtCreateContext made")
     RUNTIME.destroy(Context, context)
 
 
 def aclrtSetCurrentContext(context: int | None) -> None:
-    RUNTIME.find("context", Context, context)
-    _enter(context)
+    found = RUNTIME.find("context", Context, context)
+    is_own = context in STATE.defaults.values()
+    _enter(found.device, 0 if is_own or context is None else context)
 
 
 def aclrtGetCurrentContext() -> int:
-    if STATE.default is None:
-        STATE.default = HANDLES.add(Context(), is_owned=False)
-    return _own_context() or STATE.default
+    device, context = _own_context()
+    if device not in STATE.defaults:
+        STATE.defaults[device] = HANDLES.add(Context(device), is_owned=False)
+    return context or STATE.defaults[device]
 
 
-def _own_context() -> int:
-    """This thread's current context; 0 for the device's own."""
+def _own_context() -> tuple[int, int]:
+    """This thread's device and current context; 0 for the device's own context."""
     thread = ERRORS.thread()
-    current: int = thread.context if thread.life == STATE.life else 0
-    return 0 if current == STATE.default else current
+    if thread.life == STATE.lives[thread.device]:
+        return thread.device, thread.context
+    return 0, 0
+
+
+def _can_access_peer(device: int, peer: int) -> int:
+    """Whether two devices, which must differ, reach each other's memory: all do here."""
+    _check_device(device)
+    _check_peer(peer, device)
+    return 1
+
+
+def _check_peer(peer: int, device: int | None = None) -> None:
+    own = _own_context()[0] if device is None else device
+    if not 0 <= peer < SETTINGS.devices or peer == own:
+        refuse("peerDeviceId", f"{peer}; allowed: another device than {own}")
 
 
 # Streams and events
@@ -415,8 +440,11 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
 #: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
     "aclGetRecentErrMsg": ERRORS.last,
-    "aclrtGetDevice": lambda: _DEVICE,
-    "aclrtGetDeviceCount": lambda: 1,
+    "aclrtGetDevice": lambda: _own_context()[0],
+    "aclrtGetDeviceCount": lambda: SETTINGS.devices,
+    "aclrtDeviceCanAccessPeer": _can_access_peer,
+    "aclrtDeviceEnablePeerAccess": lambda peer, flags: _check_peer(peer),
+    "aclrtDeviceDisablePeerAccess": _check_peer,
     "aclrtGetRunMode": lambda: aclrtRunMode.ACL_HOST,
     "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,

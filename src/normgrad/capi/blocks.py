@@ -42,7 +42,7 @@ class Block(Allocation):
         maker, caller: the name of the function that allocated the block, and the address in the
             program where it was called.
         freed_by: the name of the function that freed the block, or None.
-        context: the context that the block belongs to, as in :class:`.calls.OfThread`.
+        context: the device and the context that the block belongs to; 0 for the device's own.
     """
 
     def __init__(self, size: int, is_device: bool) -> None:
@@ -56,7 +56,7 @@ class Block(Allocation):
         self.maker = CURRENT.function.name
         self.caller = ERRORS.caller()
         self.freed_by: str | None = None
-        self.context = 0
+        self.context = (0, 0)
         if size <= _POISONED:
             ctypes.memset(self.address, _POISON, size)
 

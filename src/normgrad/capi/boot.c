@@ -132,7 +132,7 @@ static char *message(void)
 // lost between the calls of a thread that C made.
 static __thread struct {
     void *caller;            // the address in the program that the call returns to
-    uint64_t life, context;  // used by Python only
+    uint64_t life, context, device; // used by Python only
 } of_thread;
 
 static void *thread(void)

@@ -20,7 +20,11 @@ from .signatures import Function
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
 STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
-VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE)
+DEVICES_VARIABLE = "NORMGRAD_CAPI_DEVICES"
+VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE, DEVICES_VARIABLE)
+
+#: The maximum number of devices.
+_MOST_DEVICES = 64
 
 #: The maximum number of different lines for a report.
 _MOST_LINES = 1000
@@ -34,9 +38,11 @@ class SETTINGS:
         is_fatal: whether a program that has findings ends with status 1.
         checked: whether streams are checked: they delay their work to detect races.
         host_memory: whether tensors may be in memory that is not a device's.
+        devices: the number of devices.
     """
 
     report = is_fatal = checked = host_memory = False
+    devices = 1
 
 
 def read_settings() -> None:
@@ -46,17 +52,28 @@ def read_settings() -> None:
     SETTINGS.is_fatal = report == "error"
     SETTINGS.report = report in ("1", "error") or SETTINGS.checked
     SETTINGS.host_memory = os.environ.get(HOST_MEMORY_VARIABLE) == "1"
+    SETTINGS.devices = _devices() or 1
+
+
+def _devices() -> int | None:
+    """The number of devices that the environment asks for; None if it is not allowed."""
+    text = os.environ.get(DEVICES_VARIABLE, "") or "1"
+    is_number = text.isascii() and text.isdigit() and len(text) < 4
+    return int(text) if is_number and 1 <= int(text) <= _MOST_DEVICES else None
 
 
 read_settings()
 
 
-def check_streams_variable() -> None:
-    """Check the value of the environment variable for streams.
+def check_variables() -> None:
+    """Check the values of the environment variables for streams and devices.
 
     Raises:
         ValueError: a value that is not allowed.
     """
+    if _devices() is None:
+        text = os.environ[DEVICES_VARIABLE]
+        raise ValueError(f"{DEVICES_VARIABLE}: {text!r}; allowed: 1 to {_MOST_DEVICES}")
     value = os.environ.get(STREAMS_VARIABLE, "")
     if value not in ("", "checked"):
         raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
@@ -67,14 +84,17 @@ class OfThread(ctypes.Structure):
 
     Attributes:
         caller: the address in the program from which the last call was made.
-        life: the value of ``acl.STATE.life`` when the thread got its context; 0 without one.
+        life: the device's entry of ``acl.STATE.lives`` when the thread got its context; 0 without
+            one.
         context: the handle of the context; 0 for the device's own.
+        device: the number of the context's device.
     """
 
     _fields_ = (
         ("caller", ctypes.c_void_p),
         ("life", ctypes.c_uint64),
         ("context", ctypes.c_uint64),
+        ("device", ctypes.c_uint64),
     )
 
 

@@ -139,6 +139,10 @@ _PRESENT = (
         aclError aclrtGetDeviceCount(uint32_t *count);
         aclError aclrtGetRunMode(aclrtRunMode *runMode);
         const char *aclrtGetSocName(void);
+        aclError aclrtDeviceCanAccessPeer(int32_t *canAccessPeer, int32_t deviceId,
+                                          int32_t peerDeviceId);
+        aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags);
+        aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId);
         aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
         aclError aclrtSynchronizeDevice(void);
         aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout);
@@ -276,7 +280,29 @@ _PRESENT = (
             "typedef struct HcclRootInfoDef { char internal[HCCL_ROOT_INFO_BYTES]; } HcclRootInfo;",
         ),
     ),
-    Header("hccl/hccl.h", ('"hccl_types.h"', '"../acl/acl.h"'), (), "hccl"),
+    Header(
+        "hccl/hccl.h",
+        ('"hccl_types.h"', '"../acl/acl.h"'),
+        (),
+        "hccl",
+        """
+        HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo);
+        HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo,
+                                        uint32_t rank, HcclComm *comm);
+        HcclResult HcclCommDestroy(HcclComm comm);
+        HcclResult HcclGetRankSize(HcclComm comm, uint32_t *rankSize);
+        HcclResult HcclGetRankId(HcclComm comm, uint32_t *rank);
+        HcclResult HcclAllReduce(void *sendBuf, void *recvBuf, uint64_t count,
+                                 HcclDataType dataType, HcclReduceOp op, HcclComm comm,
+                                 aclrtStream stream);
+        HcclResult HcclAllGather(void *sendBuf, void *recvBuf, uint64_t sendCount,
+                                 HcclDataType dataType, HcclComm comm, aclrtStream stream);
+        HcclResult HcclBroadcast(void *buf, uint64_t count, HcclDataType dataType, uint32_t root,
+                                 HcclComm comm, aclrtStream stream);
+        HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
+        const char *HcclGetErrorString(HcclResult code);
+        """,
+    ),
     _operator_header("batch_norm_backward", BATCH_NORM_CONTRACT),
     _operator_header("batch_norm_elemt_backward", ELEMT_CONTRACT),
     _operator_header("batch_norm_backward_reduce", REDUCE_CONTRACT),

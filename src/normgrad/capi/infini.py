@@ -13,7 +13,7 @@ from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
 from .blocks import FOREIGN, checked, memory_at
-from .calls import ERRORS, check_streams_variable, export, refuse
+from .calls import ERRORS, check_variables, export, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, memory_info
@@ -35,7 +35,7 @@ RUNTIME = Runtime(
 
 def infinirtInit() -> None:
     try:
-        check_streams_variable()
+        check_variables()
     except ValueError as error:
         refuse("environment", str(error))
     infiniop.infinirtInit()

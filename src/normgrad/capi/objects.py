@@ -168,7 +168,7 @@ class Runtime:
 
     # Memory
 
-    def allocate(self, size: int, device: bool, context: int = 0) -> int:
+    def allocate(self, size: int, device: bool, context: tuple[int, int] = (0, 0)) -> int:
         """Allocate a block, even of 0 bytes, and return its address."""
         try:
             block = BLOCKS.allocate(max(size, 1), device)

@@ -112,8 +112,10 @@ class Function:
     @property
     def null_refusal(self) -> IntEnum:
         """The status for null pointers."""
-        is_aclnn = self.module == "aclnn"
-        return aclnnStatus.ACLNN_ERR_PARAM_NULLPTR if is_aclnn else self.refusal
+        return {
+            "aclnn": aclnnStatus.ACLNN_ERR_PARAM_NULLPTR,
+            "hccl": HcclResult.HCCL_E_PTR,
+        }.get(self.module, self.refusal)
 
     @property
     def failure(self) -> int | None:

@@ -43,14 +43,14 @@ class Stream:
         name: the name in messages.
         waited: the number of each other stream's calls that the next work waits for.
         count: the number of calls that were queued on the stream.
-        context: the context that the stream belongs to, as in :class:`.calls.OfThread`.
+        context: the device and the context that the stream belongs to; 0 for the device's own.
         was_asked: whether a query has answered that the work is not done.
     """
 
     name: str = field(default_factory=lambda: f"stream {next(_numbers)}")
     waited: dict[Stream, int] = field(default_factory=dict)
     count: int = 0
-    context: int = 0
+    context: tuple[int, int] = (0, 0)
     was_asked: bool = False
 
     @property
