@@ -80,7 +80,8 @@ def test_every_pointer_is_of_a_known_kind():
         "const aclTensor *", "aclTensor *", "aclOpExecutor *", "const aclScalar *",
         "const aclBoolArray *", "const aclIntArray *", "const aclFloatArray *",
         "const aclTensorList *", "const aclScalarList *",
-        "HcclRootInfo *", "const HcclRootInfo *", "const struct InfiniopDescriptor *", "void *", "const void *", "const char *",
+        "HcclRootInfo *", "const HcclRootInfo *", "const struct InfiniopDescriptor *",
+        "void *", "const void *", "const char *",
     }  # fmt: skip
     for dialect in DIALECTS:
         for library in dialect.libraries:
