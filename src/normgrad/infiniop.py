@@ -493,7 +493,7 @@ def infiniopBatchNormBackward(
             raise InfiniError.of(_RUN, "workspace", message, status)
         if scratch is None:  # the size counts first, as in InfiniCore
             raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
-        workspace = scratch._replace(nbytes=needed).bytes()
+        workspace = scratch._replace(nbytes=needed)
 
     def run() -> None:
         try:
