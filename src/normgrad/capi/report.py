@@ -80,8 +80,9 @@ class Report:
 
     def was_reset(self, handles: Iterable[Entry], blocks: Iterable[Block]) -> None:
         """Count objects and blocks that a reset of the device released as left over."""
-        self._reset_handles += handles
-        self._reset_blocks += blocks
+        if SETTINGS.report:  # otherwise the lists would keep the memory
+            self._reset_handles += handles
+            self._reset_blocks += blocks
 
     def _left_over(self) -> list[str]:
         """What was never destroyed or freed, in one line for each place that made it."""
