@@ -482,15 +482,18 @@ def infiniopBatchNormBackward(
     }
     needed = op.plan.workspace_size
     if needed:
-        if workspace is None:
-            raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
-        scratch = InfiniError.memory(_RUN, "workspace", workspace, writing=True)
-        size = scratch.nbytes
+        scratch = None
+        if workspace is not None:
+            scratch = InfiniError.memory(_RUN, "workspace", workspace, writing=True)
+        size = needed if scratch is None else scratch.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
-            message = f"{shown(workspace_size)} bytes of {size}; allowed: {needed} or more"
+            of = "" if scratch is None else f" of {size}"
+            message = f"{shown(workspace_size)} bytes{of}; allowed: {needed} or more"
             status = INFINI_STATUS_INSUFFICIENT_WORKSPACE
             raise InfiniError.of(_RUN, "workspace", message, status)
-        workspace = scratch._replace(nbytes=needed).bytes()
+        if scratch is None:  # the size counts first, as in InfiniCore
+            raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
+        workspace = scratch._replace(nbytes=needed)
 
     def run() -> None:
         try:

@@ -47,6 +47,9 @@ class Aspect(Enum):
     STRIDES = "strides"
 
 
+EVERY = tuple(Aspect)
+
+
 class ContractError(Exception):
     """A broken rule; the message names the parameter, what it was, and what is allowed."""
 
@@ -276,12 +279,12 @@ class When:
     Attributes:
         flag: a constant, or the name of a flag, or of a mask.
         entry: the index of the mask's entry that counts.
-        always_checked: whether a given tensor is checked even if it is not needed.
+        checked: the aspects of a given tensor that are checked even if it is not needed.
     """
 
     flag: bool | str
     entry: int | None = None
-    always_checked: bool = False
+    checked: tuple[Aspect, ...] = ()
 
     def needed(self, call: Call) -> bool:
         """Whether the tensor must be given."""
@@ -298,10 +301,11 @@ class When:
         if isinstance(self.flag, bool):
             return "required" if self.flag else "may be null"
         asked = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
-        return f"if {asked}" + (", checked if given" if self.always_checked else "")
+        what = "" if self.checked == EVERY else " ".join(each.value for each in self.checked) + " "
+        return f"if {asked}" + (f", {what}checked if given" if self.checked else "")
 
 
-ALWAYS, MAY_BE_NULL = When(True), When(False, always_checked=True)
+ALWAYS, MAY_BE_NULL = When(True), When(False, checked=EVERY)
 
 
 @dataclass(frozen=True)
@@ -360,7 +364,7 @@ class Contract:
     rows: tuple[Parameter | Scalar, ...]
     sizes: Callable[[Call], Mapping[str, int]]
     sized_by: tuple[str, ...] = ()
-    stages: tuple[tuple[Aspect, ...], ...] = (tuple(Aspect),)
+    stages: tuple[tuple[Aspect, ...], ...] = (EVERY,)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -397,12 +401,11 @@ def check(call: Call, products: Sequence[Product]) -> None:
     for scalar in contract.scalars:
         if scalar.is_pointer and call.arguments[scalar.name] is None:
             raise ContractError(scalar.name, f"null; allowed: {scalar.text}", Aspect.NULL)
-    checked: dict[str, Tensor] = {}
+    checked: dict[str, tuple[Tensor, Sequence[Aspect]]] = {}
     for parameter in contract.parameters:
         tensor, when = call.arguments[parameter.name], parameter.when
         if tensor is not None:
-            if when.always_checked or when.needed(call):
-                checked[parameter.name] = tensor
+            checked[parameter.name] = tensor, EVERY if when.needed(call) else when.checked
         elif when.needed(call):
             message = f"null; allowed: a tensor ({when})"
             raise ContractError(parameter.name, message, Aspect.NULL)
@@ -418,9 +421,11 @@ def check(call: Call, products: Sequence[Product]) -> None:
         if broken is not None:
             raise _invalid(scalar.name, broken, call)
     for name, rule in contract.steps_on(call.product.name):
-        broken = rule.broken(checked[name], call) if name in checked else None
-        if broken is not None:
-            raise _invalid(name, broken, call, rule.aspect)
+        tensor, aspects = checked.get(name, (None, ()))
+        if tensor is not None and rule.aspect in aspects:
+            broken = rule.broken(tensor, call)
+            if broken is not None:
+                raise _invalid(name, broken, call, rule.aspect)
 
 
 def _invalid(

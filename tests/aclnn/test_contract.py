@@ -133,11 +133,14 @@ def batch_norm(product: str) -> Iterator[Case]:
         mask = [entry != index for entry in range(3)]
         yield case({name: None, "outputMask": mask})
     yield case({**without(OUTPUTS), "outputMask": [False] * 3})
-    # What is given is checked, also where it is not asked for.
+    # Of what is given and not asked for, only the length counts; of gradInput, everything.
     for name in OUTPUTS[1:]:
         yield case({name: T((4,)), "outputMask": [False] * 3}, name)
-        yield case({name: T(C, "float64"), "outputMask": [False] * 3}, name)
-    yield case({"gradInput": T((2, 3, 4)), "outputMask": [False] * 3}, "gradInput")
+        for odd in (T(C, "float64"), T(C, "float32", "NHWC")):
+            yield case({name: odd, "outputMask": [False] * 3})
+            yield case({name: odd}, name)
+    for odd in (T((2, 3, 4)), T(x, "float16"), T(x, "float32", "NCHW")):
+        yield case({"gradInput": odd, "outputMask": [False] * 3}, "gradInput")
     # formats and ranks
     for format in FORMATS:
         rank = RANKS.get(format, 4)

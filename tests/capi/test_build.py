@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from normgrad import compilers
 from normgrad.capi import build, declarations
-from normgrad.capi.declarations import DIALECTS, HEADERS, functions_of
+from normgrad.capi.absent import absent
+from normgrad.capi.declarations import DIALECTS, HEADERS, functions_of, stubs_of
 from normgrad.cli.app import app
 
-from .conftest import LANGUAGES, STRICT
+from .conftest import LANGUAGES, STRICT, run
 
 ACL, INFINI = DIALECTS
+EXAMPLES = Path(__file__).parents[2] / "examples" / "capi"
 
 #: From the documents: every file, and every function.
 FILES = """
@@ -33,6 +35,8 @@ FILES = """
     include/infiniop/ops/batch_norm_backward.h
     lib/libascendcl.so lib/libnnopbase.so lib/libopapi.so lib/libinfiniop.so lib/libinfinirt.so
     lib/libopapi_nn.so lib/libopapi_math.so bin/setenv.bash set_env.sh
+    include/hccl/hccl.h include/hccl/hccl_types.h lib/libhccl.so
+    lib/libacl_op_compiler.so lib/libacl_tdt_channel.so lib/libmsprofiler.so
     lib/libnormgrad_capi.so lib/pkgconfig/normgrad-acl.pc lib/pkgconfig/normgrad-infini.pc
     """
 FUNCTIONS = """
@@ -116,7 +120,7 @@ def test_everything_that_the_documents_name_is_there(libraries):
     files = {
         str(path.relative_to(libraries.out)) for path in libraries.out.rglob("*") if path.is_file()
     }
-    assert files == set(FILES.split())
+    assert files == set(FILES.split()) | {f"include/{path}" for path in absent()}
     exported = {
         function.name
         for dialect in DIALECTS
@@ -135,12 +139,14 @@ def test_a_library_exports_its_functions_and_nothing_else(libraries, library):
         ["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True
     )
     symbols = {line.split()[-1] for line in done.stdout.splitlines()}
-    assert symbols == {function.name for function in functions_of(library)}
+    assert symbols == {each.name for each in (*functions_of(library), *stubs_of(library))}
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("suffix", LANGUAGES)
-@pytest.mark.parametrize("header", [header.path for header in HEADERS])
+@pytest.mark.parametrize(
+    "header", [each.path for each in HEADERS if each.functions or each.path not in absent()]
+)
 def test_a_header_stands_alone(libraries, tmp_path, header, suffix):
     """Included twice, first and alone, in C11 and C++17."""
     source = tmp_path / f"host{suffix}"
@@ -149,12 +155,117 @@ def test_a_header_stands_alone(libraries, tmp_path, header, suffix):
     libraries.compile(source, tmp_path / "host", dialect)
 
 
+@pytest.mark.parametrize("suffix", LANGUAGES)
+def test_all_headers_stand_together(libraries, tmp_path, suffix):
+    source = tmp_path / f"host{suffix}"
+    includes = "".join(f'#include "{header.path}"\n' for header in HEADERS)
+    source.write_text(f"{includes}int main(void) {{ return 0; }}\n")
+    libraries.compile(source, tmp_path / "host")
+
+
+ABSENT = """
+#include <stdio.h>
+#include "acl/acl.h"
+#include "acl/acl_op_compiler.h"
+#include "acl/acl_prof.h"
+#include "aclnnop/aclnn_add.h"
+#include "hccl/hccl.h"
+
+static void say(int status) { printf("%d %s\\n", status, aclGetRecentErrMsg()); }
+
+int main(void)
+{
+    uint64_t size = 0;
+    aclOpExecutor *executor = NULL;
+    aclTensor *tensor = NULL;
+    uint32_t model;
+    aclopAttr *attributes = aclopCreateAttr();
+    say(attributes != NULL);
+    for (int i = 0; i < 2; ++i)
+        say(aclmdlLoadFromFile("model.om", &model));
+    say(aclnnAddGetWorkspaceSize(tensor, tensor, (aclScalar *)NULL, tensor, &size, &executor));
+    say(aclnnAdd((void *)NULL, size, executor, (aclrtStream)NULL));
+    say(HcclBatchSendRecv(NULL, 0, (HcclComm)NULL, (aclrtStream)NULL));
+    return ACL_COMPLEX32 != 33 || ACL_MEM_LOCATION_TYPE_DEVICE != 1 || ACL_MEMCPY_DEFAULT != 4;
+}
+"""
+
+
+@pytest.mark.parametrize("suffix", LANGUAGES)
+def test_what_is_absent_links_and_says_so(libraries, tmp_path, suffix):
+    source = tmp_path / f"host{suffix}"
+    source.write_text(ABSENT)
+    program = libraries.compile(source, tmp_path / "host", extra=["-lacl_op_compiler"])
+    done = run(program)
+    all_there = "`normgrad capi functions` lists"
+    operators = ", ".join(
+        name.removesuffix("GetWorkspaceSize")
+        for function in functions_of("opapi")
+        if (name := function.name).endswith("GetWorkspaceSize")
+    )
+    said = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert [status for status, _ in said] == ["0", "200001", "200001", "561003", "361001", "5"]
+    assert said[0][1].startswith("normgrad has no aclopCreateAttr; it has: ")
+    assert said[1][1].endswith(all_there)
+    assert said[3][1] == f"normgrad has no aclnnAddGetWorkspaceSize; it has: {operators}"
+    assert "aclnnGroupNormBackward" in operators
+    # Each is printed once.
+    assert done.stderr.splitlines() == [said[at][1] for at in (0, 1, 3, 4, 5)]
+    assert done.returncode == 0
+    assert run(program, env={"NORMGRAD_CAPI_REPORT": "error"}).returncode == 1
+
+
+def test_no_stub_is_a_function():
+    functions = {each.name for header in HEADERS for each in header.functions}
+    stubs = [each.name for header in HEADERS for each in header.stubs]
+    assert functions & set(stubs) == set()
+    assert len(set(stubs)) == len(stubs)
+
+
+def test_functions_and_needs(libraries, tmp_path):
+    listed = invoke("functions").stdout.splitlines()
+    assert "acl/acl_rt.h" in listed
+    assert "  aclnnBatchNormBackward" in listed
+    assert "  aclnnAdd" not in listed
+    assert "  aclnnAdd" in invoke("functions", "--stubs").stdout.splitlines()
+    source = tmp_path / "host.c"
+    source.write_text(
+        """
+        #include "acl/acl.h"
+        #include "aclnnop/aclnn_add.h"
+        int aclrtOfNobody(void);
+        const char *names[] = {"aclnnOfNobody", "aclrtMemcpy", "aclDataType"};
+        int main(void) { return aclInit(NULL) + aclnnAdd() + aclrtOfNobody(); }
+        """
+    )
+    target = tmp_path / "host.o"
+    subprocess.run(["gcc", "-c", source, f"-I{libraries.out}/include", "-o", target], check=True)
+    done = invoke("needs", target)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        f"{target}: 2 of 5 functions are there",
+        "  stub: aclnnAdd",
+        "  missing: aclnnOfNobody",
+        "  missing: aclrtOfNobody",
+    ]
+    program = libraries.compile(EXAMPLES / "batch_norm_backward.c", tmp_path / "right")
+    done = invoke("needs", program)
+    assert (done.exit_code, "functions are there" in done.stdout) == (0, True)
+    source.write_text("no object")
+    done = invoke("needs", source)
+    message = f"normgrad: {source}: nm: {source}: file format not recognized\n"
+    assert (done.exit_code, done.stderr) == (2, message)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda each: each.name)
 def test_numbers(libraries, tmp_path, dialect):
     words = NUMBERS[dialect.name].split()
     pairs = list(zip(words[::2], words[1::2], strict=True))
     headers = [
-        each.path for each in HEADERS if each.path.startswith("infini") == (dialect is INFINI)
+        each.path
+        for each in HEADERS
+        if (each.functions or each.path not in absent())
+        and each.path.startswith("infini") == (dialect is INFINI)
     ]
     source = tmp_path / "host.c"
     source.write_text(
@@ -245,7 +356,7 @@ def test_build_and_flags(tmp_path):
         f"-I{out}/include", f"-L{out}/lib", f"-Wl,-rpath,{out}/lib", "-linfiniop", "-linfinirt",
     ]  # fmt: skip
     assert shlex.split(invoke("flags", "--out", out, "acl").stdout)[3:] == [
-        "-lopapi", "-lnnopbase", "-lascendcl",
+        "-lopapi", "-lnnopbase", "-lhccl", "-lascendcl",
     ]  # fmt: skip
 
 

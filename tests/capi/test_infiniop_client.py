@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from ctypes import POINTER, byref, c_int, c_size_t, c_ssize_t, c_void_p
 
 import ml_dtypes
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from normgrad import dtypes, precision, reference
+
+from .conftest import run
 
 torch = pytest.importorskip("torch")
 
@@ -188,3 +191,20 @@ def test_statuses(client):
     assert client.op.infiniopDestroyBatchNormBackwardDescriptor(operator) == 0
     assert client.op.infiniopDestroyBatchNormBackwardDescriptor(operator) == 3
     assert (dy.shape, mean.shape, variance.shape) == (x.shape, weight.shape, weight.shape)
+
+
+def test_operators_that_are_absent_have_their_symbols(libraries):
+    """InfiniCore's tests look all operators up as they are imported, and run one."""
+    script = f"""
+import ctypes
+import sys
+lib = ctypes.CDLL({str(libraries.out / "lib" / "libinfiniop.so")!r})
+lib.normgradGetRecentErrMsg.restype = ctypes.c_char_p
+for name in ("CreateRMSNormDescriptor", "GetRMSNormWorkspaceSize", "RMSNorm"):
+    print(getattr(lib, "infiniop" + name)(None, ctypes.c_float(1)))
+print(lib.normgradGetRecentErrMsg().decode())
+print(lib.infinirtGraphLuanch(), hasattr(lib, "infiniopDestroyRMSNormDescriptor"))
+"""
+    done = run(sys.executable, "-I", "-S", "-c", script)
+    said = "normgrad has no infiniopRMSNorm; it has: infiniopBatchNormBackward"
+    assert done.stdout.splitlines() == ["2", "2", "2", said, "2 True"], done.stderr

@@ -126,11 +126,9 @@ EXPECTED = {
         strides past the end | 161002 | input: elements 0 to 10 of its storage; allowed: 0 to 7
         strides far past the end | 161002 | input: elements 0 to 4611686018427387906
         offset past the end | 161002 | input: elements 1 to 8
-        offset before the start | 161002 | input: elements -1 to 6
+        negative offset | null | offset: -1; allowed: 0 or more
         data in the middle | 161002 | input: elements 1 to 8
-        backwards before the start | 161002 | input: elements -3 to 4
-        backwards, and all of it there | 0 |
-        data in the middle, offset back | 0 |
+        negative stride | null | stride: 8, 4, -1; allowed: 0 or more
         offset beyond counting | 161002 | input: elements 9223372036854775807 to
         memory of the host | 161002 | input: no memory from aclrtMalloc
         no memory, in phase 1 | 0 |
@@ -176,6 +174,7 @@ EXPECTED = {
         init twice | 100002 | aclInit: a second time
         no such device | 107000 | deviceId: 7; allowed: 0
         negative device | 107000 | deviceId: -1; allowed: 0
+        reset before it is set | 107002 | deviceId: a device that is not set
         device | 0 |
         device to null | 107000 | deviceId: null
         stream to null | 107000 | stream: null
@@ -196,11 +195,39 @@ EXPECTED = {
         destroy event | 0 |
         wait for a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
         synchronize a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
+        version | 0 |
+        it is 1.15 | 0 |
+        aligned memory | 0 |
+        is aligned 1 | 0 |
+        free it | 0 |
+        done 0 0 0 | 0 |
+        query a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        reset on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        reset an event | 0 |
+        then 1 0 | 0 |
+        time of what was reset | 107000 | start: an event that was not recorded
+        timeout of an event | 107000 | timeout: -2; allowed: milliseconds, or -1 for any time
+        timeouts | 0 |
+        rows 1 2 0 | 0 |
+        rows past the end | 107000 | dst: 20 bytes; allowed: 16
         set context | 0 |
         destroy context | 0 |
         set a dead context | 107000 | context: a handle that aclrtDestroyContext has ended
+        reset | 0 |
+        reset past zero | 107002 | deviceId: a device that is not set; allowed: once for each
+        synchronize what was reset | 107000 | stream: a handle that aclrtResetDevice has ended
+        destroy it | 107000 | stream: a handle that aclrtResetDevice has ended
+        set what was reset | 107000 | devPtr: memory that aclrtResetDevice has freed
+        copy to it | 107000 | dst: memory that aclrtResetDevice has freed
+        tensor over it | 161002 | gradOut: a tensor whose memory aclrtResetDevice has freed
+        destroy the tensor | 0 |
+        free what was reset | 0 |
+        free it twice | 107000 | devPtr: memory that aclrtFree has freed
+        synchronize another context's | 0 |
+        set another context's | 0 |
         finalize | 0 |
-        finalize twice | 100001 | aclFinalize: before aclInit
+        finalize twice | 100037 | aclFinalize: a second time; allowed: once
+        free after the end | 0 |
         malloc after the end | 100001 | aclrtMalloc: before aclInit
         """,
     "overlaps": """
@@ -420,6 +447,7 @@ EXPECTED = {
         input past its block | 3 | input: 95 bytes; allowed: 96
         strides past all memory | 3 | grad_weight: no memory at 0x
         workspace null | 3 | workspace: null; allowed: 1023 bytes
+        workspace null, and said to be small | 13 | workspace: 1022 bytes; allowed: 1023 or more
         workspace said to be small | 13 | workspace: 1022 bytes of 1023
         workspace block too small | 13 | workspace: 1023 bytes of 1022
         operator null | 3 | desc: null

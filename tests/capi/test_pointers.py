@@ -56,7 +56,7 @@ for dialect in DIALECTS:
 """.format(lib=str(libraries.out / "lib"))
     done = run(sys.executable, "-c", script, env=python_environment())
     assert (done.returncode, done.stderr) == (0, "")
-    refused = {"acl": "107000", "aclnn": "161002", "infini": "3"}
+    refused = {"acl": "107000", "aclnn": "161002", "infini": "3", "hccl": "1"}
     expected = [
         (function, pointer)
         for dialect in DIALECTS
@@ -80,7 +80,8 @@ def test_every_pointer_is_of_a_known_kind():
         "const aclTensor *", "aclTensor *", "aclOpExecutor *", "const aclScalar *",
         "const aclBoolArray *", "const aclIntArray *", "const aclFloatArray *",
         "const aclTensorList *", "const aclScalarList *",
-        "const struct InfiniopDescriptor *", "void *", "const void *", "const char *",
+        "HcclRootInfo *", "const HcclRootInfo *", "const struct InfiniopDescriptor *",
+        "void *", "const void *", "const char *",
     }  # fmt: skip
     for dialect in DIALECTS:
         for library in dialect.libraries:

@@ -14,11 +14,13 @@ import pytest
 from support import FULL, sampled
 
 from normgrad.capi import build
+from normgrad.capi.declarations import functions_of
 
-from .conftest import python_environment, run
+from .conftest import STRICT, python_environment, run
 
 PROGRAMS = Path(__file__).parent / "programs"
 MISUSE = Path(__file__).parent / "misuse"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "capi"
 
 
 def compiled(libraries, tmp_path, name, dialect):
@@ -118,6 +120,37 @@ def test_opened_and_closed(libraries, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 0 3\n" * 3, "")
 
 
+@pytest.mark.parametrize(
+    ("library", "also"),
+    [
+        ("opapi", ("nnopbase", "ascendcl")),
+        ("opapi_nn", ("opapi", "nnopbase", "ascendcl")),
+        ("nnopbase", ("ascendcl",)),
+        ("infiniop", ("infinirt",)),
+    ],
+)
+def test_a_handle_finds_the_functions_of_the_libraries_below(libraries, library, also):
+    names = [each.name for part in (library, *also) for each in functions_of(part)]
+    script = f"""
+import ctypes
+library = ctypes.CDLL({str(libraries.out / "lib" / f"lib{library}.so")!r})
+print([name for name in {names!r} if not hasattr(library, name)])
+"""
+    done = run(sys.executable, "-I", "-S", "-c", script)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["libopapi.so", "libopapi_math.so"])
+def test_a_program_that_has_one_handle_and_links_nothing(libraries, tmp_path, name):
+    program = tmp_path / "one_handle"
+    source = PROGRAMS / "one_handle.cpp"
+    include = f"-I{libraries.out / 'include'}"
+    command = ["g++", "-std=c++17", *STRICT, include, str(source), "-ldl", "-o", str(program)]
+    subprocess.run(command, check=True)
+    done = run(program, libraries.out / "lib" / name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1 2\n", "")
+
+
 def test_the_program_ends_while_threads_call(libraries, tmp_path):
     program = compiled(libraries, tmp_path, "exits", "acl")
     for _ in range(3):
@@ -139,10 +172,11 @@ acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
 print(acl.aclrtFree(ctypes.c_void_p(12345)), acl.aclGetRecentErrMsg().decode())
 print(acl.aclrtFree(memory), acl.aclFinalize())
 """
-OUTPUT = """0 0
+ALLOWED = "allowed: what aclrtMalloc or aclrtMallocAlign32 allocated"
+OUTPUT = f"""0 0
 0
 0 0
-107000 aclrtFree: devPtr: 0x3039 is in no block; allowed: what aclrtMalloc allocated
+107000 aclrtFree: devPtr: 0x3039 is in no block; {ALLOWED}
 0 0
 """
 
@@ -292,9 +326,7 @@ def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
     program = compiled(libraries, tmp_path, "leaks", "acl")
     assert run(program).stderr == ""
     done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})
-    mistake = (
-        "error 107000: aclrtFree: devPtr: 0x10 is in no block; allowed: what aclrtMalloc allocated"
-    )
+    mistake = f"error 107000: aclrtFree: devPtr: 0x10 is in no block; {ALLOWED}"
     assert done.stderr.splitlines() == [
         f"normgrad: {mistake}",
         "normgrad: 3 calls failed:",
@@ -313,6 +345,53 @@ def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
         command = f"{program} {redirection}"
         broken = run("/bin/sh", "-c", command, env={"NORMGRAD_CAPI_REPORT": "1"})
         assert (broken.returncode, broken.stdout) == (0, ""), redirection
+
+
+def test_a_report_names_what_devices_may_refuse(libraries, tmp_path):
+    done = run(compiled(libraries, tmp_path, "devices", "acl"), env={"NORMGRAD_CAPI_REPORT": "1"})
+    lines = (
+        "device: aclCreateTensor: tensorData: 8 bytes behind a multiple of 32; allowed: such a "
+        "multiple on devices",
+        f"device: aclCreateTensor: viewDims: [{1 << 40}, {1 << 40}]; allowed: fewer elements than "
+        "an int64 counts on devices",
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        *(f"normgrad: {line}" for line in lines),
+        "normgrad: 3 calls that may fail on devices:",
+        f"normgrad:   {lines[0]} (2 times)",
+        f"normgrad:   {lines[1]}",
+    ]
+
+
+def test_what_a_static_destructor_frees_is_no_leak(libraries, tmp_path):
+    program = libraries.compile(PROGRAMS / "statics.cpp", tmp_path / "statics")
+    done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})
+    mistake = f"error 107000: aclrtFree: devPtr: memory that aclrtFree has freed; {ALLOWED}"
+    assert (done.returncode, done.stdout) == (0, "0\n107000\n")
+    assert done.stderr == f"normgrad: {mistake}\nnormgrad: 1 call failed:\nnormgrad:   {mistake}\n"
+    done = run(program, "some", env={"NORMGRAD_CAPI_REPORT": "1"})
+    assert (done.returncode, done.stdout) == (0, "0\n")
+    assert done.stderr == "normgrad: never freed: 64 bytes from aclrtMalloc in main\n"
+
+
+def test_a_report_that_is_an_error(libraries, tmp_path):
+    """A program with findings fails, and what it has printed is there."""
+    environment = {"NORMGRAD_CAPI_REPORT": "error"}
+    leaks = run(compiled(libraries, tmp_path, "leaks", "acl"), env=environment)
+    assert leaks.returncode == 1
+    assert (
+        leaks.stderr.splitlines()[-1] == "normgrad: never freed: 25 bytes from aclrtMalloc in main"
+    )
+    statics = libraries.compile(PROGRAMS / "statics.cpp", tmp_path / "statics")
+    done = run(statics, "some", env=environment)
+    assert (done.returncode, done.stdout) == (1, "0\n")
+    right = libraries.compile(EXAMPLES / "batch_norm_backward.c", tmp_path / "right")
+    done = run(right, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    script = IN_PYTHON.format(before="", lib=str(libraries.out / "lib"))
+    done = run(sys.executable, "-c", script, env=python_environment(**environment))
+    assert (done.returncode, done.stdout) == (1, OUTPUT)
 
 
 def test_products(libraries, tmp_path):

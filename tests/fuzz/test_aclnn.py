@@ -186,8 +186,11 @@ def _flat_shape(draw: Any, elements: int) -> tuple[int, ...]:
 
 
 @st.composite
-def calls(draw: Any, function: str, products: Sequence[str] = ()) -> Call:
-    """A legal call, on any of the products that have the operator or on one of these."""
+def calls(draw: Any, function: str, products: Sequence[str] = (), negative: bool = True) -> Call:
+    """A legal call, on any of the products that have the operator or on one of these.
+
+    C allows no ``negative`` strides.
+    """
     product = draw(st.sampled_from(products or HAS[function]))
     floats = FLOATS[product]
     dtype = draw(st.sampled_from(floats))
@@ -285,7 +288,7 @@ def calls(draw: Any, function: str, products: Sequence[str] = ()) -> Call:
         if places and draw(st.integers(0, 3)) == 0:
             view = draw(st.sampled_from(places))
         else:
-            view = draw(hostile.views(its_shape, its_dtype, output=output))
+            view = draw(hostile.views(its_shape, its_dtype, output=output, negative=negative))
             if not output:
                 fill_as = call.theirs(name) in hostile.SPREADS
                 hostile.fill(view, rng, kind, fill_as)

@@ -8,7 +8,9 @@ from typing import Any
 
 from ..rules import (
     ALWAYS,
+    EVERY,
     MAY_BE_NULL,
+    Aspect,
     Broken,
     Call,
     Contract,
@@ -138,7 +140,7 @@ def _statistic(name: str, twin: str | None = None, empty_unless: str | None = No
 
 
 def _batch_norm_gradient(name: str, entry: int, on_950: Rule) -> Parameter:
-    when = When("outputMask", entry, always_checked=True)
+    when = When("outputMask", entry, checked=(Aspect.SHAPE,))
     return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
 
 
@@ -170,7 +172,7 @@ BATCH_NORM_CONTRACT = Contract(
         Scalar("training", "bool", _bool),
         Scalar("eps", "double", _double),
         _OUTPUT_MASK,
-        _like_grad_out("gradInput", When("outputMask", 0, always_checked=True), True),
+        _like_grad_out("gradInput", When("outputMask", 0, checked=EVERY), True),
         _batch_norm_gradient("gradWeight", 1, dtype_of("weight", "gradOut", or_float32=True)),
         _batch_norm_gradient("gradBias", 2, _BY_PRODUCT),
     ),

@@ -282,7 +282,7 @@ def phase_2(
         scratch = AclnnError.memory(name, "workspace", workspace, writing=True)
         if scratch.nbytes < needed:
             raise AclnnError.of(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
-        workspace = scratch.bytes()
+        workspace = scratch._replace(nbytes=needed)
     prepared = executor.prepared
     for parameter in prepared.used:
         lost = executor.tensors[parameter].lost()
@@ -317,15 +317,15 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
         tensors[name].wrote()
     if prepared.plan is None:
         return
-    rest = workspace
+    rest: Any = workspace
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
         # The plan cannot check this, since it gets dense copies in place of some tensors.
-        scratch = span("workspace", "writes", workspace.ctypes.data, workspace.size)
+        scratch = span("workspace", "writes", workspace.address, workspace.nbytes)
         shared = shared_memory([scratch, *prepared.uses(tensors)])
         if shared is not None:
             raise ValueError(shared)
-        dense, rest = _dense_copies(prepared, workspace)
+        dense, rest = _dense_copies(prepared, workspace.bytes())
     for name in prepared.inputs:
         if name in dense:
             tensor = tensors[name]

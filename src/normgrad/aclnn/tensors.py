@@ -41,6 +41,17 @@ class aclDataType(IntEnum):
     ACL_COMPLEX64 = 16
     ACL_COMPLEX128 = 17
     ACL_BF16 = 27
+    ACL_INT4 = 29
+    ACL_UINT1 = 30
+    ACL_COMPLEX32 = 33
+    ACL_HIFLOAT8 = 34
+    ACL_FLOAT8_E5M2 = 35
+    ACL_FLOAT8_E4M3FN = 36
+    ACL_FLOAT8_E8M0 = 37
+    ACL_FLOAT6_E3M2 = 38
+    ACL_FLOAT6_E2M3 = 39
+    ACL_FLOAT4_E2M1 = 40
+    ACL_FLOAT4_E1M2 = 41
 
 
 class aclFormat(IntEnum):
@@ -58,8 +69,11 @@ class aclFormat(IntEnum):
     ACL_FORMAT_FRACTAL_NZ = 29
     ACL_FORMAT_NCDHW = 30
     ACL_FORMAT_NDC1HWC0 = 32
+    ACL_FRACTAL_Z_3D = 33
     ACL_FORMAT_NC = 35
     ACL_FORMAT_NCL = 47
+    ACL_FORMAT_FRACTAL_NZ_C0_16 = 50
+    ACL_FORMAT_FRACTAL_NZ_C0_32 = 51
 
 
 #: The element types whose NumPy names do not follow from their own names.
@@ -69,7 +83,11 @@ _OTHERWISE_NAMED: dict[aclDataType, Any] = {
     aclDataType.ACL_BF16: ml_dtypes.bfloat16,
 }
 #: The element types that NumPy does not have, and their names in messages.
-_NOT_IN_NUMPY = {aclDataType.ACL_DT_UNDEFINED: "undefined", aclDataType.ACL_STRING: "string"}
+_NOT_IN_NUMPY = {
+    each: each.name.removeprefix("ACL_").removeprefix("DT_").lower()
+    for each in aclDataType
+    if each in (aclDataType.ACL_DT_UNDEFINED, aclDataType.ACL_STRING) or each > aclDataType.ACL_BF16
+}
 #: The element types that NumPy has.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
     each: np.dtype(_OTHERWISE_NAMED.get(each, each.name.removeprefix("ACL_").lower()))

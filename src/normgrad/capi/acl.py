@@ -6,27 +6,32 @@ import ctypes
 import json
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntFlag
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import pointers
-from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, refuse
+from .blocks import BLOCKS
+from .calls import ERRORS, SETTINGS, VARIABLES, check_variables, export, fail, read_settings, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
     StreamFlag,
     aclError,
     aclrtEventRecordedStatus,
+    aclrtEventStatus,
+    aclrtEventWaitStatus,
     aclrtMemcpyKind,
     aclrtRunMode,
+    aclrtStreamStatus,
 )
 from .handles import HANDLES
 from .objects import Event, Runtime, Side, memory_info
@@ -35,11 +40,16 @@ from .streams import STREAMS, Stream
 
 _getenv = pointers.c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
 
-#: The one device.
-_DEVICE = 0
-
 #: The streams' priorities go from 0 to this.
 _LEAST_PRIORITY = 7
+
+#: The version of the runtime's interface.
+_VERSION = (1, 15, 0)
+
+#: The functions that allocate device memory, every block of which is aligned.
+_DEVICE_MEMORY = ("aclrtMalloc", "aclrtMallocAlign32")
+#: The functions that make streams.
+_STREAMS = ("aclrtCreateStream", "aclrtCreateStreamWithConfig")
 
 #: A chip of each product, by the name that its driver gives.
 _CHIPS = {
@@ -53,7 +63,10 @@ _CHIPS = {
 
 
 class Context:
-    """A context of a device; on a device, streams and events belong to one, but not here."""
+    """A context of a device; what a thread makes belongs to its current context."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
 
 
 class STATE:
@@ -61,15 +74,17 @@ class STATE:
 
     Attributes:
         by_acl, by_aclnn: whether aclInit and aclnnInit were called.
+        was_finalized: whether aclFinalize was called after the last aclInit.
         has_default: whether aclInit's file names a device for threads that set none.
-        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls.
-        life: a number that increases whenever the device's resources are released.
-        default: the handle of the device's own context; None until a program asks for it.
+        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls, by device.
+        lives: numbers, by device, that increase whenever the device's resources are released.
+        defaults: the handles of the devices' own contexts, if a program has asked for them.
     """
 
-    by_acl = by_aclnn = has_default = False
-    users, life = 0, 1
-    default: int | None = None
+    by_acl = by_aclnn = was_finalized = has_default = False
+    users: ClassVar[Counter[int]] = Counter()
+    lives: ClassVar[defaultdict[int, int]] = defaultdict(lambda: 1)
+    defaults: ClassVar[dict[int, int]] = {}
 
 
 RUNTIME = Runtime(
@@ -97,15 +112,15 @@ NO_DEVICE = (
 def has_device() -> bool:
     """Whether this thread has a context that is alive, or a default device."""
     thread = ERRORS.thread()
-    if thread.life == STATE.life:
+    if thread.life == STATE.lives[thread.device]:
         return not thread.context or isinstance(HANDLES.find(thread.context), Context)
     return STATE.has_default
 
 
-def _enter(context: int | None) -> None:
-    """Make a context this thread's current one; None for the device's own context."""
+def _enter(device: int, context: int = 0) -> None:
+    """Make a context of a device this thread's current one; 0 for the device's own context."""
     thread = ERRORS.thread()
-    thread.life, thread.context = STATE.life, context or 0
+    thread.life, thread.context, thread.device = STATE.lives[device], context, device
 
 
 def _need_device() -> None:
@@ -121,7 +136,7 @@ def aclInit(config_path: int | None) -> None:
     if STATE.by_acl:
         fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_INITIALIZE)
     STATE.has_default = initialize(config_path)
-    STATE.by_acl = True
+    STATE.by_acl, STATE.was_finalized = True, False
 
 
 def initialize(config_path: int | None) -> bool:
@@ -130,7 +145,7 @@ def initialize(config_path: int | None) -> bool:
     _read_environment()
     try:
         products.current()
-        check_streams_variable()
+        check_variables()
     except ValueError as error:
         fail(str(error), aclError.ACL_ERROR_INVALID_PARAM)
     return isinstance(settings, dict) and "defaultDevice" in settings
@@ -166,25 +181,30 @@ def _read_environment() -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = os.fsdecode(value)
+    read_settings()
 
 
 def aclFinalize() -> None:
+    if STATE.was_finalized:
+        fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_FINALIZE)
     if not STATE.by_acl:
         fail("before aclInit; allowed: after it", aclError.ACL_ERROR_UNINITIALIZE)
-    STATE.by_acl = STATE.has_default = False
+    STATE.by_acl, STATE.was_finalized, STATE.has_default = False, True, False
     finalize()
 
 
 def finalize() -> None:
-    """Finish queued work, release the device and print the report, after the last finalisation."""
+    """Finish queued work, take the device from all threads and report, after the last call."""
     if STATE.by_acl or STATE.by_aclnn:
         return
     try:
         STREAMS.abandon()
         STREAMS.finish()
     finally:
-        STATE.users, STATE.life = 0, STATE.life + 1
-        REPORT.print_if_wanted()
+        for device in range(SETTINGS.devices):
+            STATE.users[device] = 0
+            STATE.lives[device] += 1
+        REPORT.print_lines()
 
 
 # Types
@@ -211,23 +231,43 @@ def aclFloat16ToFloat(value: int) -> float:
 
 
 def _check_device(device: int) -> None:
-    if device != _DEVICE:
-        refuse("deviceId", f"{device}; allowed: {_DEVICE}, the only one")
+    if not 0 <= device < SETTINGS.devices:
+        more = f" to {SETTINGS.devices - 1}" if SETTINGS.devices > 1 else ", the only one"
+        refuse("deviceId", f"{device}; allowed: 0{more}")
 
 
 def aclrtSetDevice(device: int) -> None:
     _check_device(device)
-    STATE.users += 1
-    _enter(None)
+    STATE.users[device] += 1
+    _enter(device)
 
 
 def aclrtResetDevice(device: int) -> None:
     """Finish all work, and release the device if this undoes the last call of aclrtSetDevice."""
     _check_device(device)
+    if STATE.users[device] == 0:
+        message = "deviceId: a device that is not set; allowed: once for each aclrtSetDevice"
+        fail(message, aclError.ACL_ERROR_RT_CONTEXT_NULL)
     STREAMS.finish()
-    STATE.users -= 1
-    if STATE.users <= 0:
-        STATE.users, STATE.life = 0, STATE.life + 1
+    STATE.users[device] -= 1
+    if STATE.users[device] == 0:
+        STATE.lives[device] += 1
+        _release((device, 0))
+
+
+def _release(context: tuple[int, int]) -> None:
+    """End the streams and free the memory of a context, given as :func:`_own_context` does."""
+    streams = [
+        entry
+        for handle, entry in HANDLES.living().items()
+        if entry.maker in _STREAMS and entry.value.context == context and HANDLES.end(handle)
+    ]
+    blocks = [
+        block
+        for block in BLOCKS.living()
+        if block.maker in _DEVICE_MEMORY and block.context == context and BLOCKS.free(block)
+    ]
+    REPORT.was_reset(streams, blocks)
 
 
 def aclrtGetSocName() -> int:
@@ -236,13 +276,17 @@ def aclrtGetSocName() -> int:
     asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
     if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
         asked = _CHIPS[device.product.name]
-    return ctypes.addressof(_c_text(asked))
+    return c_text(asked)
 
 
 @cache
-def _c_text(text: str) -> Any:
-    """A C string that is never freed, since programs keep its address."""
+def _buffer(text: str) -> Any:
     return ctypes.create_string_buffer(text.encode())
+
+
+def c_text(text: str) -> int:
+    """The address of a C string that is never freed, since programs keep its address."""
+    return ctypes.addressof(_buffer(text))
 
 
 # Contexts
@@ -251,28 +295,49 @@ def _c_text(text: str) -> Any:
 def aclrtCreateContext(device: int) -> int:
     """Create a context, which becomes this thread's current one."""
     _check_device(device)
-    handle = HANDLES.add(Context())
-    _enter(handle)
+    handle = HANDLES.add(Context(device))
+    _enter(device, handle)
     return handle
 
 
 def aclrtDestroyContext(context: int | None) -> None:
-    if context is not None and context == STATE.default:
+    if context in STATE.defaults.values():
         refuse("context", "the device's own; allowed: what aclrtCreateContext made")
     RUNTIME.destroy(Context, context)
 
 
 def aclrtSetCurrentContext(context: int | None) -> None:
-    RUNTIME.find("context", Context, context)
-    _enter(context)
+    found = RUNTIME.find("context", Context, context)
+    is_own = context in STATE.defaults.values()
+    _enter(found.device, 0 if is_own or context is None else context)
 
 
 def aclrtGetCurrentContext() -> int:
-    if STATE.default is None:
-        STATE.default = HANDLES.add(Context(), is_owned=False)
+    device, context = _own_context()
+    if device not in STATE.defaults:
+        STATE.defaults[device] = HANDLES.add(Context(device), is_owned=False)
+    return context or STATE.defaults[device]
+
+
+def _own_context() -> tuple[int, int]:
+    """This thread's device and current context; 0 for the device's own context."""
     thread = ERRORS.thread()
-    current: int = thread.context if thread.life == STATE.life else 0
-    return current or STATE.default
+    if thread.life == STATE.lives[thread.device]:
+        return thread.device, thread.context
+    return 0, 0
+
+
+def _can_access_peer(device: int, peer: int) -> int:
+    """Whether two devices, which must differ, reach each other's memory: all do here."""
+    _check_device(device)
+    _check_peer(peer, device)
+    return 1
+
+
+def _check_peer(peer: int, device: int | None = None) -> None:
+    own = _own_context()[0] if device is None else device
+    if not 0 <= peer < SETTINGS.devices or peer == own:
+        refuse("peerDeviceId", f"{peer}; allowed: another device than {own}")
 
 
 # Streams and events
@@ -283,7 +348,7 @@ def aclrtCreateStreamWithConfig(priority: int, flag: int) -> int:
     if priority > _LEAST_PRIORITY:
         refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
     _check_flags(flag, StreamFlag)
-    return HANDLES.add(Stream())
+    return HANDLES.add(Stream(context=_own_context()))
 
 
 def _check_flags(flag: int, kind: type[IntFlag]) -> None:
@@ -292,11 +357,12 @@ def _check_flags(flag: int, kind: type[IntFlag]) -> None:
         refuse("flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
-    """Wait for a stream; the timeout is checked, but never expires."""
-    if timeout < -1:
+def _in_time(synchronize: Callable[..., None], *arguments: int | None) -> None:
+    """Wait; the timeout, which comes last, is checked, but never expires."""
+    *handles, timeout = arguments
+    if timeout is not None and timeout < -1:
         refuse("timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
-    RUNTIME.synchronize(stream)
+    synchronize(*handles)
 
 
 def aclrtCreateEventWithFlag(flag: int) -> int:
@@ -306,8 +372,9 @@ def aclrtCreateEventWithFlag(flag: int) -> int:
     return HANDLES.add(Event(can_order, has_time))
 
 
-def aclrtQueryEventStatus(event: int | None) -> int:
-    return aclrtEventRecordedStatus(RUNTIME.is_over(event))
+def _is_waiting(event: int | None) -> bool:
+    """Whether work that waits for an event has to wait; none has before the event is recorded."""
+    return RUNTIME.find("event", Event, event).recorded is not None and not RUNTIME.is_over(event)
 
 
 # Memory
@@ -316,7 +383,7 @@ def aclrtQueryEventStatus(event: int | None) -> int:
 def _allocate(size: int, device: bool) -> int:
     if size == 0:
         refuse("size", "0; allowed: 1 or more", aclError.ACL_ERROR_INVALID_PARAM)
-    return RUNTIME.allocate(size, device)
+    return RUNTIME.allocate(size, device, _own_context())
 
 
 def _sides(
@@ -326,10 +393,16 @@ def _sides(
     if kind not in set(aclrtMemcpyKind):
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
         refuse("kind", f"{kind}; allowed: {allowed}")
-    return (
-        Side("dst", dst, dst_pitch, bool(kind & aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE)),
-        Side("src", src, src_pitch, bool(kind & aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST)),
-    )
+    name = aclrtMemcpyKind(kind).name
+    is_default = kind == aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
+    to_device = _is_device(dst) if is_default else name.endswith("TO_DEVICE")
+    from_device = _is_device(src) if is_default else "DEVICE_TO" in name
+    return Side("dst", dst, dst_pitch, to_device), Side("src", src, src_pitch, from_device)
+
+
+def _is_device(address: int | None) -> bool:
+    block = None if address is None else BLOCKS.find(address)
+    return block is not None and block.is_device
 
 
 def _copy(
@@ -339,7 +412,7 @@ def _copy(
     RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.queue(stream))
 
 
-def aclrtMemcpy2d(
+def _copy_rows(
     dst: int | None,
     dst_pitch: int,
     src: int | None,
@@ -347,11 +420,12 @@ def aclrtMemcpy2d(
     width: int,
     height: int,
     kind: int,
+    *stream: int | None,
 ) -> None:
     to, source = _sides(dst, dst_pitch, src, src_pitch, kind)
     if to.on_device == source.on_device:
         refuse("kind", f"{kind}; allowed: between the host and the device")
-    RUNTIME.copy(to, source, width, height)
+    RUNTIME.copy(to, source, width, height, stream=RUNTIME.queue(stream))
 
 
 def _fill(address: int | None, most: int, value: int, count: int, *stream: int | None) -> None:
@@ -366,13 +440,27 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
 #: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
     "aclGetRecentErrMsg": ERRORS.last,
-    "aclrtGetDevice": lambda: _DEVICE,
-    "aclrtGetDeviceCount": lambda: 1,
+    "aclrtGetDevice": lambda: _own_context()[0],
+    "aclrtGetDeviceCount": lambda: SETTINGS.devices,
+    "aclrtDeviceCanAccessPeer": _can_access_peer,
+    "aclrtDeviceEnablePeerAccess": lambda peer, flags: _check_peer(peer),
+    "aclrtDeviceDisablePeerAccess": _check_peer,
     "aclrtGetRunMode": lambda: aclrtRunMode.ACL_HOST,
     "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,
+    "aclrtSynchronizeDeviceWithTimeout": partial(_in_time, STREAMS.finish),
+    "aclrtSynchronizeStreamWithTimeout": partial(_in_time, RUNTIME.synchronize),
+    "aclrtSynchronizeEventWithTimeout": partial(_in_time, RUNTIME.synchronize_event),
+    "aclrtStreamQuery": lambda stream: aclrtStreamStatus(not RUNTIME.is_idle(stream)),
+    "aclrtQueryEvent": lambda event: aclrtEventStatus(not RUNTIME.is_over(event)),
+    "aclrtQueryEventStatus": lambda event: aclrtEventRecordedStatus(RUNTIME.is_over(event)),
+    "aclrtQueryEventWaitStatus": lambda event: aclrtEventWaitStatus(_is_waiting(event)),
+    "aclrtResetEvent": RUNTIME.reset,
+    "aclrtGetVersion": lambda: _VERSION,
+    "aclrtMemcpy2d": _copy_rows,
+    "aclrtMemcpy2dAsync": _copy_rows,
     "aclrtCtxSetSysParamOpt": lambda option, value: None,
-    "aclrtCreateStream": lambda: HANDLES.add(Stream()),
+    "aclrtCreateStream": lambda: HANDLES.add(Stream(context=_own_context())),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtSynchronizeStream": RUNTIME.synchronize,
     "aclrtCreateEvent": lambda: HANDLES.add(Event()),
@@ -381,9 +469,9 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
     "aclrtStreamWaitEvent": RUNTIME.wait,
     "aclrtEventElapsedTime": RUNTIME.elapsed,
-    "aclrtMalloc": lambda size, policy: _allocate(size, True),
+    **dict.fromkeys(_DEVICE_MEMORY, lambda size, policy: _allocate(size, True)),
     "aclrtMallocHost": lambda size: _allocate(size, False),
-    "aclrtFree": lambda at: RUNTIME.free("devPtr", at, ("aclrtMalloc",)),
+    "aclrtFree": lambda at: RUNTIME.free("devPtr", at, _DEVICE_MEMORY),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
     "aclrtMemcpy": _copy,
     "aclrtMemcpyAsync": _copy,
@@ -395,7 +483,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 #: thread. All other functions need both.
 _ANYWHERE = """
     aclInit aclFinalize aclGetRecentErrMsg aclDataTypeSize aclFloatToFloat16 aclFloat16ToFloat
-    aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
+    aclrtGetVersion aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
     aclrtDestroyContext aclrtDestroyStream aclrtDestroyEvent aclrtFree aclrtFreeHost
 """
 _AFTER_INIT = """

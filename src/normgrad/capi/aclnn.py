@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import export, fail, is_host_memory_allowed, refuse
+from .calls import ERRORS, SETTINGS, export, fail, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -83,6 +84,11 @@ def aclCreateTensor(
     view_dims = sizes("viewDims", dims, count)
     steps = None if strides is None else sizes("stride", strides, count)
     storage = None if storage_dims is None else sizes("storageDims", storage_dims, storage_count)
+    for name, values in (("stride", steps or ()), ("offset", (offset,))):
+        if values and min(values) < 0:  # as the function's page says
+            refuse(name, f"{', '.join(map(str, values))}; allowed: 0 or more")
+    if prod(view_dims) >= 1 << 63:
+        ERRORS.note_device(f"viewDims: {view_dims}; allowed: fewer elements than an int64 counts")
     tensor = _tensor_at(data, offset, view_dims, data_type, steps, format, storage)
     return HANDLES.add(tensor)
 
@@ -97,10 +103,13 @@ def _tensor_at(
     storage: Sequence[int] | None,
 ) -> aclnn.aclTensor:
     """Make a tensor over memory at an address; None if the address is set later."""
+    if data is not None and data % _ALIGNMENT:
+        what = f"{data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}"
+        ERRORS.note_device(f"tensorData: {what}; allowed: such a multiple")
     memory, start = _storage(data_type, data, offset)
     described = (dims, data_type, steps, start, format, storage)
     tensor = aclnn.aclCreateTensor(*described, memory)
-    if tensor.problem is None:
+    if tensor.problem is None and memory.owner is FOREIGN:
         memory = checked(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
             tensor = aclnn.aclCreateTensor(*described, memory)
@@ -111,12 +120,15 @@ def _tensor_at(
 def _device_memory(address: int | None) -> Memory | None:
     """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
-    if memory is None or is_host_memory_allowed():
+    if memory is None or SETTINGS.host_memory:
         return memory
     if memory.owner is not FOREIGN and memory.owner.is_device:
         return memory
     return memory._replace(problem="no memory from aclrtMalloc; allowed: device memory")
 
+
+#: The alignment in bytes without which a tensor's data has undefined results on devices.
+_ALIGNMENT = 32
 
 #: The owner of a tensor's memory before aclSetTensorAddr sets its address.
 _UNSET = Allocation()
@@ -356,7 +368,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
                 lambda: _uses(value, tensors, scratch),
                 run,
                 lambda: _check_memory(value, tensors),
-                (value, *(tensors[name] for name in value.prepared.used)),
+                (value,),  # its tensors may be destroyed before the work is done
                 refuse,
             )
 

@@ -26,6 +26,9 @@ _POISON = 0xFF
 _KEPT_BLOCKS, _KEPT_BYTES = 1024, 4 << 30
 _GIVEN_BACK_FROM = 64 << 10
 
+#: The function that frees the memory of a device.
+RESET = "aclrtResetDevice"
+
 #: The size that stands for memory of unknown size.
 UNKNOWN_SIZE = 1 << 62
 
@@ -39,6 +42,7 @@ class Block(Allocation):
         maker, caller: the name of the function that allocated the block, and the address in the
             program where it was called.
         freed_by: the name of the function that freed the block, or None.
+        context: the device and the context that the block belongs to; 0 for the device's own.
     """
 
     def __init__(self, size: int, is_device: bool) -> None:
@@ -52,6 +56,7 @@ class Block(Allocation):
         self.maker = CURRENT.function.name
         self.caller = ERRORS.caller()
         self.freed_by: str | None = None
+        self.context = (0, 0)
         if size <= _POISONED:
             ctypes.memset(self.address, _POISON, size)
 
@@ -101,11 +106,14 @@ class Blocks:
         del self._blocks[block.address]
 
     def free(self, block: Block) -> bool:
-        """Free a block; False if it was freed already."""
+        """Free a block; False if the program has freed it already, rather than a reset."""
         with self._lock:
-            if block.freed_by is not None:
+            before = block.freed_by
+            if before not in (None, RESET):
                 return False
             block.freed_by = CURRENT.function.name
+            if before == RESET:
+                return True
             self._freed.append(block)
             self._freed_bytes += block.size
             while len(self._freed) > 1 and (

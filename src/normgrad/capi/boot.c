@@ -76,6 +76,7 @@ static int embedded;         // this library started Python
 static const char *broken;   // why Python cannot be started; there is no second attempt
 static char problem[1024];   // why boot failed; empty if it did not
 static int interrupted;      // a KeyboardInterrupt occurred in a callback (guarded by the GIL)
+static int ending;           // if not 0, the status with which the process shall end; Python sets it
 static struct {
     void (*last_words)(void); // called when the program exits
     void (*before_fork)(void), (*after_fork)(void); // called with the GIL
@@ -131,7 +132,7 @@ static char *message(void)
 // lost between the calls of a thread that C made.
 static __thread struct {
     void *caller;            // the address in the program that the call returns to
-    uint64_t life, context;  // used by Python only
+    uint64_t life, context, device; // used by Python only
 } of_thread;
 
 static void *thread(void)
@@ -139,10 +140,15 @@ static void *thread(void)
     return &of_thread;
 }
 
-static void say_last_words(void)
+// This runs after the program's own static destructors, which may still free memory.
+__attribute__((destructor)) static void end(void)
 {
     if (hooks.last_words)
         hooks.last_words();
+    if (ending) {
+        fflush(NULL);
+        _exit(ending);
+    }
 }
 
 // Start Python in isolated mode: no environment variable, user folder or working directory changes
@@ -181,7 +187,6 @@ static int start_python(void)
         return fail("the C libraries cannot start: %s", broken);
     }
     embedded = 1;
-    atexit(say_last_words);
     return 1;
 }
 
@@ -207,7 +212,7 @@ static const char SCRIPT[] =
     "    except ModuleNotFoundError:\n"
     "        sys.path += [path for path in " BAKED_SYS_PATH " if path not in sys.path]\n"
     "        import normgrad.capi.runtime as runtime\n"
-    "    runtime.fill(name, digest, table, message, message_size, thread, interrupted,\n"
+    "    runtime.fill(name, digest, table, message, message_size, thread, interrupted, ending,\n"
     "                 embedded and hooks)\n"
     "except BaseException as error:\n"
     "    problem = f'{type(error).__name__}: {error}'\n"
@@ -221,10 +226,11 @@ static const char SCRIPT[] =
 static int fill_table(struct normgrad_library *library)
 {
     PyObject *names = py.Py_BuildValue(
-        "{s:O,s:s,s:s,s:n,s:n,s:i,s:n,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
+        "{s:O,s:s,s:s,s:n,s:n,s:i,s:n,s:n,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
         library->name, "digest", library->digest, "table", (Py_ssize_t)library->table, "message",
         (Py_ssize_t)message, "message_size", MESSAGE_SIZE, "thread", (Py_ssize_t)thread,
-        "interrupted", (Py_ssize_t)&interrupted, "hooks", (Py_ssize_t)&hooks, "embedded", embedded);
+        "interrupted", (Py_ssize_t)&interrupted, "ending", (Py_ssize_t)&ending, "hooks",
+        (Py_ssize_t)&hooks, "embedded", embedded);
     PyObject *done =
         names ? py.PyRun_StringFlags(SCRIPT, Py_file_input, names, names, NULL) : NULL;
     PyObject *text = done ? py.PyDict_GetItemString(names, "problem") : NULL;
@@ -350,6 +356,17 @@ static void refuse_stack(const char *function, size_t left)
     struct iovec line[] = {{(void *)"normgrad: ", 10}, {text, (size_t)length}, {(void *)"\n", 1}};
     if (writev(STDERR_FILENO, line, 3) < 0)
         return; // a failure to print is ignored
+}
+
+void normgrad_capi_absent(const char *function, const char *there, int *told)
+{
+    char *text = message();
+    snprintf(text, MESSAGE_SIZE, "normgrad has no %s; it has: %s", function, there);
+    if (!__atomic_exchange_n(told, 1, __ATOMIC_RELAXED))
+        fprintf(stderr, "%s\n", text);
+    const char *report = getenv("NORMGRAD_CAPI_REPORT");
+    if (report && !strcmp(report, "error"))
+        ending = 1;
 }
 
 // The program's floating-point environment during a call. A program may change the rounding mode,

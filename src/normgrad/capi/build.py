@@ -26,10 +26,14 @@ _BOOT = "normgrad_capi"
 LIBRARIES = (_BOOT, *(each for dialect in DIALECTS for each in dialect.libraries))
 
 #: Links for names in the vendors' build files: folders of libraries, and the libraries over which
-#: some versions distribute the operators.
+#: some versions distribute the operators and the runtime.
 _LINKS = {
     "lib64": "lib",
     **{f"lib/libopapi_{part}.so": "libopapi.so" for part in ("nn", "math")},
+    **{
+        f"lib/lib{part}.so": "libascendcl.so"
+        for part in ("acl_op_compiler", "acl_tdt_channel", "msprofiler")
+    },
 }
 
 #: The script that the vendors' scripts source before they build and run a program.
@@ -76,11 +80,16 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
             (work / name).write_text(sources.joinpath(name).read_text("utf-8"), "utf-8")
         _compile(compiler, work, _BOOT, "boot.c", [*include_python, "-ldl", "-lm", "-pthread"])
         advance(_BOOT)
-        for library in LIBRARIES[1:]:
-            (work / f"{library}.c").write_text(library_text(library), "utf-8")
-            against = [f"-I{out / 'include'}", f"-L{work}", f"-l{_BOOT}", "-Wl,-rpath,$ORIGIN"]
-            _compile(compiler, work, library, f"{library}.c", against)
-            advance(library)
+        include = f"-I{out / 'include'}"
+        for dialect in DIALECTS:
+            # As the vendors' do, each library needs those below it, so that `dlsym` finds their
+            # functions through its handle too.
+            needed = [f"-L{work}", "-Wl,--no-as-needed", f"-l{_BOOT}", "-Wl,-rpath,$ORIGIN"]
+            for library in reversed(dialect.libraries):
+                (work / f"{library}.c").write_text(library_text(library), "utf-8")
+                _compile(compiler, work, library, f"{library}.c", [include, *needed])
+                needed.append(f"-l{library}")
+                advance(library)
         for name in LIBRARIES:
             (work / _file_name(name)).replace(out / "lib" / _file_name(name))
     for link, target in _LINKS.items():

@@ -20,36 +20,63 @@ from .signatures import Function
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
 STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
-VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE)
+DEVICES_VARIABLE = "NORMGRAD_CAPI_DEVICES"
+VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE, DEVICES_VARIABLE)
+
+#: The maximum number of devices.
+_MOST_DEVICES = 64
 
 #: The maximum number of different lines for a report.
 _MOST_LINES = 1000
 
 
-def are_checked() -> bool:
-    """Whether streams are checked: they delay their work to detect races."""
-    return os.environ.get(STREAMS_VARIABLE) == "checked"
+class SETTINGS:
+    """What the environment asks for; it is read once, since a look takes microseconds.
+
+    Attributes:
+        report: whether the report is printed: if it is wanted, or if streams are checked.
+        is_fatal: whether a program that has findings ends with status 1.
+        checked: whether streams are checked: they delay their work to detect races.
+        host_memory: whether tensors may be in memory that is not a device's.
+        devices: the number of devices.
+    """
+
+    report = is_fatal = checked = host_memory = False
+    devices = 1
 
 
-def check_streams_variable() -> None:
-    """Check the value of the environment variable for streams.
+def read_settings() -> None:
+    """Read the settings from the environment."""
+    report = os.environ.get(REPORT_VARIABLE)
+    SETTINGS.checked = os.environ.get(STREAMS_VARIABLE) == "checked"
+    SETTINGS.is_fatal = report == "error"
+    SETTINGS.report = report in ("1", "error") or SETTINGS.checked
+    SETTINGS.host_memory = os.environ.get(HOST_MEMORY_VARIABLE) == "1"
+    SETTINGS.devices = _devices() or 1
+
+
+def _devices() -> int | None:
+    """The number of devices that the environment asks for; None if it is not allowed."""
+    text = os.environ.get(DEVICES_VARIABLE, "") or "1"
+    is_number = text.isascii() and text.isdigit() and len(text) < 4
+    return int(text) if is_number and 1 <= int(text) <= _MOST_DEVICES else None
+
+
+read_settings()
+
+
+def check_variables() -> None:
+    """Check the values of the environment variables for streams and devices.
 
     Raises:
         ValueError: a value that is not allowed.
     """
+    if _devices() is None:
+        text = os.environ[DEVICES_VARIABLE]
+        raise ValueError(f"{DEVICES_VARIABLE}: {text!r}; allowed: 1 to {_MOST_DEVICES}")
     value = os.environ.get(STREAMS_VARIABLE, "")
     if value not in ("", "checked"):
         raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
-
-
-def is_report_wanted() -> bool:
-    """Whether the report is printed: if the variable for it is set, or if streams are checked."""
-    return os.environ.get(REPORT_VARIABLE) == "1" or are_checked()
-
-
-def is_host_memory_allowed() -> bool:
-    """Whether tensors may be in memory that is not a device's."""
-    return os.environ.get(HOST_MEMORY_VARIABLE) == "1"
 
 
 class OfThread(ctypes.Structure):
@@ -57,14 +84,17 @@ class OfThread(ctypes.Structure):
 
     Attributes:
         caller: the address in the program from which the last call was made.
-        life: the value of ``acl.STATE.life`` when the thread got its context; 0 without one.
+        life: the device's entry of ``acl.STATE.lives`` when the thread got its context; 0 without
+            one.
         context: the handle of the context; 0 for the device's own.
+        device: the number of the context's device.
     """
 
     _fields_ = (
         ("caller", ctypes.c_void_p),
         ("life", ctypes.c_uint64),
         ("context", ctypes.c_uint64),
+        ("device", ctypes.c_uint64),
     )
 
 
@@ -123,7 +153,7 @@ class Errors:
 
     def caller(self) -> int:
         """The address that this thread's call returns to; 0 if no report is wanted."""
-        return self.thread().caller or 0 if is_report_wanted() else 0
+        return self.thread().caller or 0 if SETTINGS.report else 0
 
     def record(self, status: int | None, message: str, is_mistake: bool = True) -> None:
         """Store a failure's text as the thread's last error, and note it for the report."""
@@ -133,16 +163,20 @@ class Errors:
         if is_mistake:
             self.note(f"error: {message}" if status is None else f"error {status}: {message}")
 
+    def note_device(self, message: str) -> None:
+        """Note something that succeeds here, and that a device may refuse or get wrong."""
+        self.note(f"device: {CURRENT.function.name}: {message} on devices")
+
     def note(self, line: str, key: str | None = None) -> None:
         """Note a line for the report, if a report is wanted.
 
         The first line with each key is also printed at once.
 
         Args:
-            line: the line, which begins with "error" or "race".
+            line: the line, which begins with "error", "race" or "device".
             key: lines with the same key count as one; None for the line itself.
         """
-        if not is_report_wanted():
+        if not SETTINGS.report:
             return
         first, count = self._lines.get(key or line, (line, 0))
         if count == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
@@ -25,6 +25,7 @@ from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from ..rules import Contract, Parameter, Scalar
 from . import enums
+from .absent import ANY, Stub, absent
 from .signatures import Function, Header
 
 
@@ -91,11 +92,12 @@ _HANDLES = """
 RECENT_MESSAGES = ("aclGetRecentErrMsg", "normgradGetRecentErrMsg")
 
 
-HEADERS = (
+_PRESENT = (
     Header(
         "acl/acl_base.h",
         ("<stdbool.h>", "<stddef.h>", "<stdint.h>"),
         (
+            ANY,
             "typedef int aclError;",
             "typedef uint16_t aclFloat16;",
             "typedef void *aclrtStream;",
@@ -123,6 +125,9 @@ HEADERS = (
             enums.aclrtMemAttr,
             enums.aclSysParamOpt,
             enums.aclrtEventRecordedStatus,
+            enums.aclrtEventStatus,
+            enums.aclrtEventWaitStatus,
+            enums.aclrtStreamStatus,
             _defines(enums.EventFlag),
             _defines(enums.StreamFlag),
         ),
@@ -134,8 +139,13 @@ HEADERS = (
         aclError aclrtGetDeviceCount(uint32_t *count);
         aclError aclrtGetRunMode(aclrtRunMode *runMode);
         const char *aclrtGetSocName(void);
+        aclError aclrtDeviceCanAccessPeer(int32_t *canAccessPeer, int32_t deviceId,
+                                          int32_t peerDeviceId);
+        aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags);
+        aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId);
         aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
         aclError aclrtSynchronizeDevice(void);
+        aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout);
         aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value);
 
         aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId);
@@ -149,17 +159,23 @@ HEADERS = (
         aclError aclrtDestroyStream(aclrtStream stream);
         aclError aclrtSynchronizeStream(aclrtStream stream);
         aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
+        aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status);
 
         aclError aclrtCreateEvent(aclrtEvent *event);
         aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
         aclError aclrtDestroyEvent(aclrtEvent event);
         aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
+        aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream);
         aclError aclrtSynchronizeEvent(aclrtEvent event);
+        aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout);
         aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
+        aclError aclrtQueryEvent(aclrtEvent event, aclrtEventStatus *status);
         aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status);
+        aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus *status);
         aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
 
         aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
+        aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
         aclError aclrtFree(void *devPtr);
         aclError aclrtMallocHost(void **hostPtr, size_t size);
         aclError aclrtFreeHost(void *hostPtr);
@@ -169,6 +185,9 @@ HEADERS = (
                                   aclrtMemcpyKind kind, aclrtStream stream);
         aclError aclrtMemcpy2d(void *dst, size_t dpitch, const void *src, size_t spitch,
                                size_t width, size_t height, aclrtMemcpyKind kind);
+        aclError aclrtMemcpy2dAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
+                                    size_t width, size_t height, aclrtMemcpyKind kind,
+                                    aclrtStream stream);
         aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
         aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count,
                                   aclrtStream stream);
@@ -176,13 +195,15 @@ HEADERS = (
     ),
     Header(
         "acl/acl.h",
-        ('"acl_base.h"', '"acl_rt.h"'),
+        ('"acl_base.h"', '"acl_rt.h"', '"acl_op.h"', '"acl_mdl.h"'),
         (),
         "ascendcl",
         """
         aclError aclInit(const char *configPath);
         aclError aclFinalize(void);
         const char *aclGetRecentErrMsg(void);
+        aclError aclrtGetVersion(int32_t *majorVersion, int32_t *minorVersion,
+                                 int32_t *patchVersion);
         """,
     ),
     Header(
@@ -247,6 +268,41 @@ HEADERS = (
         aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
         """,
     ),
+    Header(
+        "hccl/hccl_types.h",
+        ("<stdint.h>",),
+        (
+            "typedef void *HcclComm;",
+            enums.HcclResult,
+            enums.HcclReduceOp,
+            enums.HcclDataType,
+            "#define HCCL_ROOT_INFO_BYTES 4108",
+            "typedef struct HcclRootInfoDef { char internal[HCCL_ROOT_INFO_BYTES]; } HcclRootInfo;",
+        ),
+    ),
+    Header(
+        "hccl/hccl.h",
+        ('"hccl_types.h"', '"../acl/acl.h"'),
+        (),
+        "hccl",
+        """
+        HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo);
+        HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo,
+                                        uint32_t rank, HcclComm *comm);
+        HcclResult HcclCommDestroy(HcclComm comm);
+        HcclResult HcclGetRankSize(HcclComm comm, uint32_t *rankSize);
+        HcclResult HcclGetRankId(HcclComm comm, uint32_t *rank);
+        HcclResult HcclAllReduce(void *sendBuf, void *recvBuf, uint64_t count,
+                                 HcclDataType dataType, HcclReduceOp op, HcclComm comm,
+                                 aclrtStream stream);
+        HcclResult HcclAllGather(void *sendBuf, void *recvBuf, uint64_t sendCount,
+                                 HcclDataType dataType, HcclComm comm, aclrtStream stream);
+        HcclResult HcclBroadcast(void *buf, uint64_t count, HcclDataType dataType, uint32_t root,
+                                 HcclComm comm, aclrtStream stream);
+        HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
+        const char *HcclGetErrorString(HcclResult code);
+        """,
+    ),
     _operator_header("batch_norm_backward", BATCH_NORM_CONTRACT),
     _operator_header("batch_norm_elemt_backward", ELEMT_CONTRACT),
     _operator_header("batch_norm_backward_reduce", REDUCE_CONTRACT),
@@ -255,6 +311,7 @@ HEADERS = (
         "infinicore.h",
         ("<stddef.h>", "<stdint.h>"),
         (
+            ANY,
             infiniStatus_t,
             "typedef infiniStatus_t infiniopStatus_t;",
             infiniDevice_t,
@@ -373,14 +430,35 @@ HEADERS = (
     Header(
         "infiniop.h",
         ('"infiniop/handle.h"', '"infiniop/ops/batch_norm_backward.h"',
-         '"infiniop/tensor_descriptor.h"'),
+         '"infiniop/tensor_descriptor.h"',
+         *(f'"{path}"' for path in absent() if path.startswith("infiniop/ops/"))),
+        (),
+        "infiniop",
     ),
 )  # fmt: skip
 
 
+def _with_absent(header: Header) -> Header:
+    """The header with what it declares although that is absent."""
+    found = absent().get(header.path)
+    if found is None:
+        return header
+    return replace(header, types=(*header.types, *found.types), stubs=tuple(found.stubs))
+
+
+HEADERS = (
+    *map(_with_absent, _PRESENT),
+    *(
+        Header(path, each.includes, tuple(each.types), each.library, stubs=tuple(each.stubs))
+        for path, each in absent().items()
+        if path not in [header.path for header in _PRESENT]
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Dialect:
-    """The libraries that host programs of one dialect link with."""
+    """The libraries that host programs of one dialect link with; each needs those after it."""
 
     name: str
     description: str
@@ -388,7 +466,7 @@ class Dialect:
 
 
 DIALECTS = (
-    Dialect("acl", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "ascendcl")),
+    Dialect("acl", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "hccl", "ascendcl")),
     Dialect("infini", "InfiniCore's infiniop calls, on the CPU", ("infiniop", "infinirt")),
 )
 
@@ -397,6 +475,12 @@ DIALECTS = (
 def functions_of(library: str) -> tuple[Function, ...]:
     """The functions that a library exports, in the order of its table."""
     return tuple(each for header in HEADERS for each in header.functions if each.lib == library)
+
+
+@cache
+def stubs_of(library: str) -> tuple[Stub, ...]:
+    """The functions that a library lacks, and has stubs of."""
+    return tuple(each for header in HEADERS for each in header.stubs if header.library == library)
 
 
 @cache

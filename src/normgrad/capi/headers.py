@@ -6,7 +6,7 @@ import re
 import textwrap
 from enum import IntEnum
 
-from .declarations import HEADERS, RECENT_MESSAGES, digest, functions_of
+from .declarations import HEADERS, RECENT_MESSAGES, digest, functions_of, stubs_of
 from .signatures import Function, Header
 
 _WIDTH = 100
@@ -21,10 +21,11 @@ def header_text(header: Header) -> str:
         "\n".join(f"#include {each}" for each in header.includes),
         *[each if isinstance(each, str) else _enum(each) for each in header.types],
     ]
-    if header.functions:
+    if header.functions or header.stubs:
         parts += [
             '#ifdef __cplusplus\nextern "C" {\n#endif',
             "\n".join(f"{_wrapped(each.prototype)};" for each in header.functions),
+            "\n".join(each.declaration for each in header.stubs),
             "#ifdef __cplusplus\n}\n#endif",
         ]
     return "\n\n".join([*parts, "#endif"]) + "\n"
@@ -43,17 +44,19 @@ def library_text(library: str) -> str:
     """The C source of a library: a trampoline for each function, and the table for their targets.
 
     The first call starts Python if it does not run, and lets Python fill the table. If that fails,
-    functions return the failure status of their type.
+    functions return the failure status of their type. Stubs do not call Python.
     """
-    functions = functions_of(library)
+    functions, stubs = functions_of(library), stubs_of(library)
     includes = [f'#include "{each.path}"' for each in HEADERS if each.library == library]
     return "\n\n".join(
         [
             "// Made by `normgrad capi build`.",
             "\n".join([*includes, '#include "boot.h"']),
-            f"static void *table[{len(functions)}];",
+            f"static void *table[{max(1, len(functions))}];",
+            "__attribute__((unused))\n"
             f'static struct normgrad_library library = {{"{library}", "{digest()}", table, 0}};',
             *[_trampoline(index, each) for index, each in enumerate(functions)],
+            *[each.definition([one.name for one in functions]) for each in stubs],
             "",
         ]
     )

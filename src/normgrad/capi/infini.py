@@ -12,8 +12,8 @@ from ..dialects import Use, span
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
-from .blocks import checked, memory_at
-from .calls import ERRORS, check_streams_variable, export, refuse
+from .blocks import FOREIGN, checked, memory_at
+from .calls import ERRORS, check_variables, export, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, memory_info
@@ -35,7 +35,7 @@ RUNTIME = Runtime(
 
 def infinirtInit() -> None:
     try:
-        check_streams_variable()
+        check_variables()
     except ValueError as error:
         refuse("environment", str(error))
     infiniop.infinirtInit()
@@ -149,8 +149,11 @@ def infiniopBatchNormBackward(
                 continue
             verb = "writes" if name in OUTPUTS else "reads"
             in_place = ("grad_output", "input") if name == "grad_input" else ()
-            region = operator.specs[name].region(memory.address)
-            yield Use(name, verb, region, in_place=in_place)
+            spec = operator.specs[name]
+            region = spec.region(memory.address)
+            first, end = region.bounds()
+            is_host = memory.owner is FOREIGN and end - first == spec.nbytes
+            yield Use(name, verb, region, is_host and name in OUTPUTS, in_place)
 
     def find_problems() -> None:
         """Check memory outside all blocks, and store the problems that this finds."""
@@ -165,6 +168,8 @@ def infiniopBatchNormBackward(
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
         STREAMS.do(where, uses, run, check, (operator,), refuse)
+        if stream is None:  # InfiniCore's CPU computes at once
+            RUNTIME.synchronize(None)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         find_problems()

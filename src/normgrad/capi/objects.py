@@ -15,7 +15,7 @@ from ..dialects import Use, span
 from ..layout import Region
 from . import pointers
 from .blocks import BLOCKS, Block
-from .calls import fail, is_host_memory_allowed, refuse
+from .calls import SETTINGS, fail, refuse
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream
 
@@ -122,6 +122,22 @@ class Runtime:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
         STREAMS.wait(waiting, found.clock)
 
+    def reset(self, event: int | None, stream: int | None) -> None:
+        """Make an event what it was before it was recorded."""
+        found = self.find("event", Event, event)
+        self.stream(stream)  # checks the handle
+        found.clock, found.recorded, found.was_asked = {}, None, False
+
+    def is_idle(self, stream: int | None) -> bool:
+        """Whether all work of a stream is done; as in :meth:`is_over`, the second query does it."""
+        found = self.stream(stream)
+        if not found.was_asked and not STREAMS.is_done(found.clock):
+            found.was_asked = True
+            return False
+        found.was_asked = False
+        STREAMS.finish(found.clock)
+        return True
+
     def is_over(self, event: int | None) -> bool:
         """Whether an event is over.
 
@@ -152,12 +168,14 @@ class Runtime:
 
     # Memory
 
-    def allocate(self, size: int, device: bool) -> int:
+    def allocate(self, size: int, device: bool, context: tuple[int, int] = (0, 0)) -> int:
         """Allocate a block, even of 0 bytes, and return its address."""
         try:
-            return BLOCKS.allocate(max(size, 1), device).address
+            block = BLOCKS.allocate(max(size, 1), device)
         except MemoryError:
             refuse("size", f"{size} bytes; allowed: what the machine has", self.no_memory)
+        block.context = context
+        return block.address
 
     def free(
         self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
@@ -189,7 +207,7 @@ class Runtime:
                 refuse(name, f"null; allowed: {count} bytes of memory")
             return None
         block = BLOCKS.find(address)
-        strict = self.checks_sides and not is_host_memory_allowed()
+        strict = self.checks_sides and not SETTINGS.host_memory
         if block is None:
             if on_device and strict:
                 refuse(name, f"{address:#x} is no device memory; allowed: device memory")
@@ -232,7 +250,9 @@ class Runtime:
             first, end = region.bounds()
             block = self.reach(side.name, side.address, end - first, side.on_device)
             verb = "writes" if side is to else "reads"
-            uses.append((Use(side.name, verb, region, not (block and block.is_device)), block))
+            # Between rows the program may have other things.
+            is_host = not (block and block.is_device) and (height == 1 or side.pitch == width)
+            uses.append((Use(side.name, verb, region, is_host), block))
         if most is not None and width > most:
             refuse("count", f"{width} bytes; allowed: up to destMax, {most}")
         dst, src = to.address, source.address

@@ -1,26 +1,29 @@
-"""The report: failed calls, races, and objects and memory that were never destroyed or freed."""
+"""The report: failed calls, races, and objects and memory that were never destroyed or freed.
+
+Calls that succeed here and may fail on devices are reported too.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..aclnn import aclOpExecutor
 from ..infiniop import infiniopTensorDescriptor_t
-from .blocks import BLOCKS
-from .calls import ERRORS, complain, is_report_wanted
-from .handles import HANDLES
-from .pointers import c_function
+from .blocks import BLOCKS, RESET, Block
+from .calls import ERRORS, SETTINGS, complain
+from .handles import HANDLES, Entry
 from .streams import STREAMS
+from .symbols import place_of
 
 #: The kinds of lines: what they begin with, and their names in the singular and plural.
-_SORTS = (("error", "call failed", "calls failed"), ("race", "race", "races"))
+_SORTS = (
+    ("error", "call failed", "calls failed"),
+    ("race", "race", "races"),
+    ("device", "call that may fail on devices", "calls that may fail on devices"),
+)
 
 _NOT_SEEN = (
     "  not seen: the program's own reads and writes of the host's memory, but for what copies use, "
@@ -29,18 +32,28 @@ _NOT_SEEN = (
 
 
 class Report:
-    """The report on the time since the last report."""
+    """The report on the time since the last report.
+
+    Attributes:
+        ending: the status with which the process shall end, if it is not 0.
+    """
 
     def __init__(self) -> None:
-        # The handles and blocks that an earlier report has named, or that the parent process made.
+        self.ending = ctypes.c_int()
+        # The handles and blocks that the parent process made.
         self._handles: set[int] = set()
         self._blocks: set[int] = set()
+        # What the program left to a reset of the device.
+        self._reset_handles: list[Entry] = []
+        self._reset_blocks: list[Block] = []
 
-    def print_if_wanted(self) -> None:
-        """Print the report to stderr, if it is wanted and not empty."""
-        if not is_report_wanted():
+    def print_lines(self) -> None:
+        """Print the failed calls and races to stderr, if a report is wanted."""
+        if not SETTINGS.report:
             return
         lines = ERRORS.take()
+        if lines:
+            self._find()
         for sort, one, many in _SORTS:
             found = [(line, count) for line, count in lines if line.startswith(sort)]
             if found:
@@ -50,27 +63,41 @@ class Report:
                 complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
             if found and sort == "race":
                 complain(_NOT_SEEN)
-        for line in self._left_over():
-            complain(line)
 
     def last_words(self) -> None:
-        """Print the report at the end of the program."""
+        """Print the report at the end of the program, after its static destructors."""
         STREAMS.abandon()
-        self.print_if_wanted()
+        self.print_lines()
+        if SETTINGS.report:
+            for line in self._left_over():
+                complain(line)
+                self._find()
+
+    def _find(self) -> None:
+        """Let the process fail because of a finding, if that is wanted."""
+        if SETTINGS.is_fatal:
+            self.ending.value = 1
+
+    def was_reset(self, handles: Iterable[Entry], blocks: Iterable[Block]) -> None:
+        """Count objects and blocks that a reset of the device released as left over."""
+        if SETTINGS.report:  # otherwise the lists would keep the memory
+            self._reset_handles += handles
+            self._reset_blocks += blocks
 
     def _left_over(self) -> list[str]:
-        """The objects and blocks that still exist, in one line for each place that made them."""
+        """What was never destroyed or freed, in one line for each place that made it."""
+        entries = [each for at, each in HANDLES.living().items() if at not in self._handles]
         handles: dict[tuple[type, str, str], list[Any]] = {}
-        for handle, entry in HANDLES.living().items():
-            if handle not in self._handles and entry.maker:
-                key = type(entry.value), entry.maker, _function_at(entry.caller)
+        for entry in [*self._reset_handles, *entries]:
+            if entry.maker:
+                key = type(entry.value), entry.maker, place_of(entry.caller)
                 handles.setdefault(key, []).append(entry.value)
+        left = [each for each in BLOCKS.living() if id(each) not in self._blocks]
         blocks: dict[tuple[str, str], list[int]] = {}
-        for block in BLOCKS.living():
-            if id(block) not in self._blocks:
-                made = block.maker, _function_at(block.caller)
-                blocks.setdefault(made, []).append(block.size)
-        self.forget()
+        reset = [block for block in self._reset_blocks if block.freed_by == RESET]
+        for block in [*reset, *left]:
+            made = block.maker, place_of(block.caller)
+            blocks.setdefault(made, []).append(block.size)
         lines = []
         for (_, maker, where), (first, *more) in handles.items():
             others = f" and {len(more)} more" if more else ""
@@ -80,15 +107,12 @@ class Report:
             lines.append(f"never freed: {sum(sizes)} bytes{several} from {maker}{where}")
         return lines
 
-    def forget(self) -> None:
-        """Leave the handles and blocks that exist now out of the next report."""
-        self._handles = set(HANDLES.living())
-        self._blocks = {id(block) for block in BLOCKS.living()}
-
     def forked(self) -> None:
         """Begin a new report in a forked child, which reports its own calls only."""
         ERRORS.take()
-        self.forget()
+        self._handles = set(HANDLES.living())
+        self._blocks = {id(block) for block in BLOCKS.living()}
+        self._reset_handles, self._reset_blocks = [], []
 
 
 def _described(value: Any) -> str:
@@ -101,81 +125,6 @@ def _described(value: Any) -> str:
     if f"{name} object at" in text:  # the class has no __repr__ of its own
         return name
     return text if name in text else f"{name}{text}"
-
-
-# The names of a program's functions, found by addresses in them
-
-_dladdr = c_function("dladdr", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_free = c_function("free", None, ctypes.c_void_p)
-
-#: A section and a symbol of a 64-bit ELF file.
-_SECTION = np.dtype(
-    "u4, u4, u8, u8, u8, u8, u4, u4, u8, u8"  # name, type, flags, address, offset, size, link, …
-)
-_SYMBOL = np.dtype("u4, u1, u1, u2, u8, u8")  # name, info, other, section, value, size
-_SYMBOL_TABLE, _FUNCTION, _EXECUTABLE = 2, 2, 2
-
-
-class _Place(ctypes.Structure):
-    """The structure Dl_info, which dladdr fills."""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("start", ctypes.c_void_p),
-    )
-
-
-@lru_cache(1024)
-def _function_at(address: int) -> str:
-    """ " in f" for the function f that contains an address; "" if it is unknown."""
-    place = _Place()
-    if not address or not _dladdr(address, ctypes.byref(place)) or not place.path:
-        return ""
-    path = os.fsdecode(place.path)
-    try:
-        # If the loader knows no symbol there, the file may still have symbols for debuggers.
-        name = _name_in_file(path, address, place.base or 0)
-    except (OSError, ValueError, IndexError):
-        name = None
-    name = name or place.name
-    return f" in {_readable(name)}" if name else ""
-
-
-def _name_in_file(path: str, address: int, base: int) -> bytes | None:
-    file = np.fromfile(path if Path(path).exists() else "/proc/self/exe", np.uint8)
-    if file[:5].tobytes() != b"\x7fELF\x02":
-        return None
-    (start,), (size, count) = file[40:48].view("<u8"), file[58:62].view("<u2")
-    sections = file[start : start + int(size) * int(count)].view(_SECTION)
-    where = address - (0 if file[16] == _EXECUTABLE else base)
-    for table in sections[sections["f1"] == _SYMBOL_TABLE]:
-        symbols: npt.NDArray[Any] = file[table["f4"] : table["f4"] + table["f5"]].view(_SYMBOL)
-        inside = (
-            (symbols["f1"] & 15 == _FUNCTION)
-            & (symbols["f4"] <= where)
-            & (where <= symbols["f4"] + symbols["f5"])  # a call that ends it returns behind it
-        )
-        found = symbols[inside]
-        if len(found):
-            names = file[sections[table["f6"]]["f4"] :]
-            first = found[0]["f0"]
-            return bytes(names[first : first + 4096]).split(b"\0")[0]
-    return None
-
-
-def _readable(name: bytes) -> str:
-    """A demangled C++ name, if the process has loaded the C++ runtime that demangles it."""
-    demangle = getattr(ctypes.CDLL(None), "__cxa_demangle", None)
-    if demangle is not None and name.startswith(b"_Z"):
-        demangle.restype = ctypes.c_void_p
-        status = ctypes.c_int()
-        text = demangle(name, None, None, ctypes.byref(status))
-        if text:
-            name = ctypes.string_at(text)
-            _free(text)
-    return name.decode(errors="replace")
 
 
 REPORT = Report()

@@ -28,6 +28,7 @@ def fill(
     message_size: int,
     thread: int,
     interrupted: int,
+    ending: int,
     hooks: int,
 ) -> None:
     """Fill a library's table.
@@ -40,6 +41,7 @@ def fill(
             error's text, and the buffer's size in bytes.
         thread: the address of the C function that returns a thread's :class:`.calls.OfThread`.
         interrupted: the address of an int, which is set if a KeyboardInterrupt occurs in a call.
+        ending: the address of an int, the status with which the process shall end, if it is not 0.
         hooks: the address of three function pointers, which are called when the program exits,
             before it forks, and after; 0 in a Python that ran before, which has its own hooks.
 
@@ -52,6 +54,7 @@ def fill(
             "`normgrad capi build`"
         )
     ERRORS.use(message, message_size, thread)
+    REPORT.ending = ctypes.c_int.from_address(ending)
     functions = functions_of(library)
     targets = (ctypes.c_void_p * len(functions)).from_address(table)
     for index, function in enumerate(functions):

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniStatus_t
-from .enums import aclError
+from .absent import Stub
+from .enums import HcclResult, aclError
 
 #: The ctypes types of C types that are not written as pointers. Headers add the types they define.
 _TYPES: dict[str, Any] = {
@@ -41,6 +42,7 @@ _MOST_NULLS = {"infinirtGetDevice": 1}
 #: The Python module that each library's functions call, and their status for wrong arguments.
 _LIBRARIES: dict[str, tuple[str, IntEnum]] = {
     "ascendcl": ("acl", aclError.ACL_ERROR_RT_PARAM_INVALID),
+    "hccl": ("hccl", HcclResult.HCCL_E_PARA),
     "nnopbase": ("aclnn", aclnnStatus.ACLNN_ERR_PARAM_INVALID),
     "opapi": ("aclnn", aclnnStatus.ACLNN_ERR_PARAM_INVALID),
     "infinirt": ("infini", infiniStatus_t.INFINI_STATUS_BAD_PARAM),
@@ -48,6 +50,7 @@ _LIBRARIES: dict[str, tuple[str, IntEnum]] = {
 }
 #: The status for unforeseen errors, by the C type of the result.
 _FAILURES = {
+    "HcclResult": int(HcclResult.HCCL_E_INTERNAL),
     "aclError": int(aclError.ACL_ERROR_INTERNAL_ERROR),
     "aclnnStatus": int(aclnnStatus.ACLNN_ERR_INNER),
     "infiniStatus_t": int(infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR),
@@ -109,8 +112,10 @@ class Function:
     @property
     def null_refusal(self) -> IntEnum:
         """The status for null pointers."""
-        is_aclnn = self.module == "aclnn"
-        return aclnnStatus.ACLNN_ERR_PARAM_NULLPTR if is_aclnn else self.refusal
+        return {
+            "aclnn": aclnnStatus.ACLNN_ERR_PARAM_NULLPTR,
+            "hccl": HcclResult.HCCL_E_PTR,
+        }.get(self.module, self.refusal)
 
     @property
     def failure(self) -> int | None:
@@ -188,6 +193,7 @@ class Header:
         types: enumerations and other definitions, in order.
         library: the library that exports the declared functions, such as "opapi".
         prototypes: the declarations of these functions in C, each with a semicolon.
+        stubs: the functions that are declared although they are absent.
     """
 
     path: str
@@ -195,6 +201,7 @@ class Header:
     types: tuple[type[IntEnum] | str, ...] = ()
     library: str = ""
     prototypes: str = ""
+    stubs: tuple[Stub, ...] = ()
 
     def __post_init__(self) -> None:
         for each in self.types:

@@ -23,10 +23,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+import numpy as np
+
 from ..dialects import Use, shared_memory
+from ..memory import array_at
 from . import pointers
-from .calls import CURRENT, ERRORS, are_checked
+from .calls import CURRENT, ERRORS, SETTINGS
 from .signatures import Function
+from .symbols import place_of
 
 _numbers = itertools.count(1)
 
@@ -39,11 +43,15 @@ class Stream:
         name: the name in messages.
         waited: the number of each other stream's calls that the next work waits for.
         count: the number of calls that were queued on the stream.
+        context: the device and the context that the stream belongs to; 0 for the device's own.
+        was_asked: whether a query has answered that the work is not done.
     """
 
     name: str = field(default_factory=lambda: f"stream {next(_numbers)}")
     waited: dict[Stream, int] = field(default_factory=dict)
     count: int = 0
+    context: tuple[int, int] = (0, 0)
+    was_asked: bool = False
 
     @property
     def clock(self) -> Clock:
@@ -56,16 +64,17 @@ Clock = Mapping[Stream, int]
 
 
 class _Work(NamedTuple):
-    """A call that is queued."""
+    """A call that is queued; ``caller`` is the address in the program that it returns to."""
 
     function: Function
+    caller: int
     call: str
     stream: Stream
     place: int
     clock: Clock
     uses: Sequence[Use]
     objects: Sequence[object]
-    sums: Sequence[tuple[Use, int | None]]
+    sums: list[tuple[Use, int | None]]
     check: Callable[[], object]
     run: Callable[[], object]
 
@@ -111,20 +120,23 @@ class Streams:
             refuse: raises the call's error if the call's own uses share memory, since delayed work
                 would find that too late; None if they may share memory.
         """
-        if are_checked():
+        if SETTINGS.checked:
             with self._lock:
                 used, call = tuple(uses()), self._call()
                 where = "" if stream is None else f" on {stream.name}"
-                self._compare(call + where, used, stream)
+                self._compare(call, where, used, stream)
                 if stream is not None:
                     shared = None if refuse is None else shared_memory(used)
                     if refuse is not None and shared is not None:
                         refuse(shared)
                     stream.count += 1
+                    for each in used:
+                        if each.is_host and each.writes and not _is_read(each, used):
+                            _poison(each)
                     sums = [(each, _checksum(each)) for each in used if each.is_host]
                     work = _Work(
-                        CURRENT.function, call, stream, stream.count, stream.clock, used, objects,
-                        sums, check, run,
+                        CURRENT.function, ERRORS.caller(), call, stream, stream.count,
+                        stream.clock, used, objects, sums, check, run,
                     )  # fmt: skip
                     self._queue.append(work)
                     return
@@ -132,13 +144,13 @@ class Streams:
 
     def end(self, name: str, value: object) -> None:
         """Report queued work that uses the object behind a handle, before the handle ends."""
-        if not are_checked():
+        if not SETTINGS.checked:
             return
         with self._lock:
             call = self._call()
             for work in list(self._queue):
                 if any(each is value for each in (work.stream, *work.objects)):
-                    what = f"; 2. {call} ends its {name} before that is done"
+                    what = f"; 2. {call}{_here()} ends its {name} before that is done"
                     self._find(work, what, name)
 
     def wait(self, stream: Stream, clock: Clock) -> None:
@@ -156,9 +168,9 @@ class Streams:
     def ask(self, clock: Clock) -> None:
         """Report queued work before an event, for a call that requires the event to be over."""
         with self._lock:
-            call = self._call() if are_checked() else ""
+            call = self._call() if SETTINGS.checked else ""
             for work in [work for work in self._queue if _is_before(work, clock)]:
-                what = f"; 2. {call} asks for the time after it before that is done"
+                what = f"; 2. {call}{_here()} asks for the time after it before that is done"
                 self._find(work, what, "time")
 
     def finish(self, clock: Clock | None = None) -> None:
@@ -177,6 +189,7 @@ class Streams:
                         CURRENT.function = work.function
                         work.check()
                         work.run()
+                        self._count_on(work)
                 except Exception as error:
                     failed = failed or error
                 finally:
@@ -192,7 +205,7 @@ class Streams:
 
     # Findings
 
-    def _compare(self, call: str, uses: Sequence[Use], stream: Stream | None) -> None:
+    def _compare(self, call: str, where: str, uses: Sequence[Use], stream: Stream | None) -> None:
         """Report queued work that is not ordered before a call and conflicts with its uses."""
         for work in list(self._queue):
             if stream is not None and _is_before(work, stream.clock):
@@ -201,7 +214,8 @@ class Streams:
                 mine = next((use for use in uses if use.collides(theirs)), None)
                 if mine is None:
                     continue
-                what = f" {theirs.verb} {theirs.name}; 2. {call} {mine.verb} it as {mine.name}"
+                second = f"2. {call}{_here()}{where} {mine.verb} it as {mine.name}"
+                what = f" {theirs.verb} {theirs.name}; {second}"
                 missing = (
                     "before that is done"
                     if stream is None
@@ -218,8 +232,18 @@ class Streams:
     @staticmethod
     def _report(work: _Work, what: str, key: object) -> None:
         """Note a race; ``what`` goes on after the name of the queued call."""
-        line = f"race: 1. {work.call} on {work.stream.name}{what}; allowed: after waiting for it"
+        first = f"{work.call}{place_of(work.caller)} on {work.stream.name}"
+        line = f"race: 1. {first}{what}; allowed: after waiting for it"
         ERRORS.note(line, f"race {work.function.name} {key}")
+
+    def _count_on(self, done: _Work) -> None:
+        """Take the checksums of queued work's host memory again that a call has written."""
+        written = [use for use in done.uses if use.is_host and use.writes]
+        for work in self._queue if written else ():
+            work.sums[:] = [
+                (use, _checksum(use) if any(map(use.collides, written)) else before)
+                for use, before in work.sums
+            ]
 
     def _is_unchanged(self, work: _Work) -> bool:
         """Whether queued work can run, after a check of its host memory for changes since the call.
@@ -236,6 +260,26 @@ class Streams:
                 if gone or use.writes:
                     return False
         return True
+
+
+def _here() -> str:
+    """The place of this thread's call in the program."""
+    return place_of(ERRORS.caller())
+
+
+def _is_read(use: Use, others: Sequence[Use]) -> bool:
+    """Whether the same call reads bytes that a use writes."""
+    return any(not each.writes and use.collides(each) for each in others)
+
+
+def _poison(use: Use) -> None:
+    """Fill host memory that queued work will write with bytes that are NaN in every dtype.
+
+    A program that reads it before it has waited gets these, as it gets old values on a device.
+    """
+    address, dims, steps, itemsize = use.region
+    dtype = np.dtype(f"V{itemsize}")
+    array_at(address, dims, steps, dtype, None, True)[...] = np.void(b"\xff" * itemsize)
 
 
 def _is_before(work: _Work, clock: Clock) -> bool:

@@ -49,6 +49,50 @@ def _build(out: _Out) -> None:
         typer.echo(f"  {line if folder == str(out) else f'eval {chr(34)}{line}{chr(34)}'}")
 
 
+@app.command("functions")
+def _functions(
+    stubs: Annotated[
+        bool, typer.Option("--stubs", help="List what only says that it is not supported.")
+    ] = False,
+) -> None:
+    """List the functions of the libraries, by header."""
+    from ..capi.declarations import HEADERS
+
+    for header in HEADERS:
+        names = [each.name for each in (header.stubs if stubs else header.functions)]
+        if names:
+            typer.echo(header.path)
+        for name in names:
+            typer.echo(f"  {name}")
+
+
+@app.command("needs")
+def _needs(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", exists=True, dir_okay=False, help="Objects, libraries or programs."
+        ),
+    ],
+) -> None:
+    """Say which functions that a program needs are there, stubs, or missing.
+
+    A stub links, and returns that it is not supported. The exit status is 1 unless all are there.
+    """
+    from ..capi.needs import needs
+
+    complete = True
+    for file in files:
+        with blaming(file, OSError, ValueError):
+            found = needs(file)
+        typer.echo(f"{file}: {len(found.there)} of {sum(map(len, found))} functions are there")
+        for what, names in (("stub", found.stubs), ("missing", found.missing)):
+            for name in names:
+                typer.echo(f"  {what}: {name}")
+                complete = False
+    raise typer.Exit(0 if complete else 1)
+
+
 @app.command("flags")
 def _flags(
     out: _Out,

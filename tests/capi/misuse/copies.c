@@ -46,7 +46,7 @@ int main(void)
         host[i] = (float)i;
     SAY("there", aclrtMemcpy(data, BYTES, host, BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
     SAY("across", aclrtMemcpy(more, BYTES, data, BYTES, ACL_MEMCPY_DEVICE_TO_DEVICE));
-    SAY("and back", aclrtMemcpy(host + 8, BYTES, more, BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
+    SAY("and back", aclrtMemcpy(host + 8, BYTES, more, BYTES, ACL_MEMCPY_DEFAULT));
     printf("equal %d | 0 |\n", host[8] == 0 && host[15] == 7);
     MUST(aclrtMemset((char *)data + 4, 4, -1, 4));
     MUST(aclrtMemcpy(host, BYTES, data, BYTES, ACL_MEMCPY_DEVICE_TO_HOST));

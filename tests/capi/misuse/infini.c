@@ -96,6 +96,7 @@ int main(void)
     SAY("input past its block", RUN(op, workspace, size, dx, short_x, NULL));
     SAY("strides past all memory", RUN(wide_op, workspace, size, dx, x, NULL));
     SAY("workspace null", RUN(op, NULL, size, dx, x, NULL));
+    SAY("workspace null, and said to be small", RUN(op, NULL, size - 1, dx, x, NULL));
     SAY("workspace said to be small", RUN(op, workspace, size - 1, dx, x, NULL));
     SAY("workspace block too small", RUN(op, small, size, dx, x, NULL));
     SAY("operator null", RUN(NULL, workspace, size, dx, x, NULL));

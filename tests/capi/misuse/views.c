@@ -31,11 +31,9 @@ int main(void)
     SAY("strides past the end", with_input(view(SHAPE, 3, wide, 0, data)));
     SAY("strides far past the end", with_input(view(SHAPE, 3, far, 0, data)));
     SAY("offset past the end", with_input(view(SHAPE, 3, NULL, 1, data)));
-    SAY("offset before the start", with_input(view(SHAPE, 3, NULL, -1, data)));
+    SAY_MADE("negative offset", view(SHAPE, 3, NULL, -1, data + 4));
     SAY("data in the middle", with_input(view(SHAPE, 3, NULL, 0, data + 4)));
-    SAY("backwards before the start", with_input(view(SHAPE, 3, back, 0, data)));
-    SAY("backwards, and all of it there", with_input(view(SHAPE, 3, back, 3, data)));
-    SAY("data in the middle, offset back", with_input(view(SHAPE, 3, NULL, -1, data + 4)));
+    SAY_MADE("negative stride", view(SHAPE, 3, back, 3, data));
     SAY("offset beyond counting", with_input(view(SHAPE, 3, NULL, INT64_MAX, data)));
     SAY("memory of the host", with_input(view(SHAPE, 3, NULL, 0, host)));
     struct call unset = it;

@@ -165,10 +165,11 @@ int main(void)
     MUST(aclDestroyTensor(first));
     end();
 
-    begin("tensor destroyed");
+    begin("tensor and array destroyed");
     launch(one);
-    MUST(aclDestroyTensor(tensors[1]));
-    tensors[1] = NULL;
+    for (int i = 0; i < 3; ++i)
+        MUST(aclDestroyTensor(tensors[i]));
+    memset(tensors, 0, sizeof tensors);
     end();
 
     begin("input overwritten");
@@ -184,6 +185,18 @@ int main(void)
     MUST(aclrtSynchronizeStream(one));
     MUST(aclrtMemcpy(data[1], BYTES, values[1], BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
     launch(one);
+    end();
+
+    begin("host memory twice");
+    launch(one);
+    for (int i = 0; i < 2; ++i)
+        MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, one));
+    end();
+
+    begin("host memory read too early");
+    launch(one);
+    MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, one));
+    printf("early: %s\n", result[0] == expected[0] ? "right" : result[0] != result[0] ? "nan" : "wrong");
     end();
 
     begin("stream destroyed");

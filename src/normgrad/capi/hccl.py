@@ -1,0 +1,316 @@
+"""libhccl: CANN's collectives, between the processes and threads of one machine.
+
+The rank that has made the root info is the hub: all others send their data to it, and it sends back
+the results. Reductions go over the ranks in order, in float64 or the integers' own type, and round
+once, so all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import ml_dtypes
+import numpy as np
+
+from ..dialects import span
+from . import acl, pointers
+from .calls import export, fail, refuse
+from .enums import HcclDataType, HcclReduceOp, HcclResult
+from .handles import HANDLES
+from .streams import STREAMS
+
+_ROOT_INFO_BYTES = 4108
+#: The first bytes of a root info, and the bytes of its token behind them.
+_MAGIC, _TOKEN = b"normgrad", 16
+#: The seconds to wait until all ranks are there, and for the data of another rank.
+_CONNECT, _EXECUTE = 120, 1836
+
+_DTYPES: dict[HcclDataType, np.dtype[Any]] = {
+    kind: np.dtype(name)
+    for kind, name in {
+        HcclDataType.HCCL_DATA_TYPE_INT8: "int8",
+        HcclDataType.HCCL_DATA_TYPE_INT16: "int16",
+        HcclDataType.HCCL_DATA_TYPE_INT32: "int32",
+        HcclDataType.HCCL_DATA_TYPE_FP16: "float16",
+        HcclDataType.HCCL_DATA_TYPE_FP32: "float32",
+        HcclDataType.HCCL_DATA_TYPE_INT64: "int64",
+        HcclDataType.HCCL_DATA_TYPE_UINT64: "uint64",
+        HcclDataType.HCCL_DATA_TYPE_UINT8: "uint8",
+        HcclDataType.HCCL_DATA_TYPE_UINT16: "uint16",
+        HcclDataType.HCCL_DATA_TYPE_UINT32: "uint32",
+        HcclDataType.HCCL_DATA_TYPE_FP64: "float64",
+        HcclDataType.HCCL_DATA_TYPE_BFP16: ml_dtypes.bfloat16,
+    }.items()
+}
+_REDUCTIONS: dict[int, Any] = {
+    HcclReduceOp.HCCL_REDUCE_SUM: np.add,
+    HcclReduceOp.HCCL_REDUCE_PROD: np.multiply,
+    HcclReduceOp.HCCL_REDUCE_MAX: np.maximum,
+    HcclReduceOp.HCCL_REDUCE_MIN: np.minimum,
+}
+
+#: The sockets of root infos that were made in this process and have no hub yet, by their tokens.
+_waiting: dict[bytes, socket.socket] = {}
+
+
+class Communicator:
+    """A rank's connections: those of all other ranks if it is the hub, otherwise that to the hub.
+
+    Attributes:
+        rank, size: the rank's number, and the number of ranks.
+    """
+
+    def __init__(self, rank: int, size: int, token: bytes) -> None:
+        self.rank, self.size = rank, size
+        self._lock = threading.Lock()
+        self._peers: dict[int, socket.socket] = {}
+        self._hub: socket.socket | None = None
+        listener = _waiting.pop(token, None)
+        if listener is None:
+            self._hub = socket.socket(socket.AF_UNIX)
+            self._hub.settimeout(_CONNECT)
+            self._hub.connect(_address(token))
+            _send(self._hub, token + struct.pack("=II", rank, size))
+            if _receive(self._hub) != token:
+                raise OSError("another rank has this number, or another number of ranks")
+            self._hub.settimeout(_EXECUTE)
+            return
+        with listener:
+            listener.settimeout(_CONNECT)
+            while len(self._peers) < size - 1:
+                peer, _ = listener.accept()
+                peer.settimeout(_EXECUTE)
+                said = _receive(peer)
+                other, its_size = struct.unpack("=II", said[_TOKEN:])
+                if said[:_TOKEN] != token or its_size != size or other in (rank, *self._peers):
+                    _send(peer, b"")
+                    peer.close()
+                else:
+                    self._peers[other] = peer
+        for peer in self._peers.values():
+            _send(peer, token)
+
+    def exchange(self, mine: bytes, combine: Callable[[Sequence[bytes]], bytes]) -> bytes:
+        """What ``combine`` makes of all ranks' data, in the order of the ranks."""
+        with self._lock:
+            if self._hub is not None:
+                _send(self._hub, mine)
+                return _receive(self._hub)
+            found = {self.rank: mine, **{rank: _receive(at) for rank, at in self._peers.items()}}
+            result = combine([found[rank] for rank in range(self.size)])
+            for peer in self._peers.values():
+                _send(peer, result)
+            return result
+
+    def close(self) -> None:
+        """End the connections."""
+        for each in (*self._peers.values(), *filter(None, [self._hub])):
+            each.close()
+
+
+def _address(token: bytes) -> str:
+    """The name of a root's socket, which is in no folder."""
+    return f"\0normgrad-hccl-{token[: _TOKEN // 2].hex()}"
+
+
+def _send(to: socket.socket, data: bytes) -> None:
+    to.sendall(struct.pack("=Q", len(data)) + data)
+
+
+def _receive(source: socket.socket) -> bytes:
+    def exactly(count: int) -> bytes:
+        parts = []
+        while count:
+            part = source.recv(min(count, 1 << 20))
+            if not part:
+                raise ConnectionError("another rank has ended")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    (size,) = struct.unpack("=Q", exactly(8))
+    return exactly(size)
+
+
+def _null(name: str) -> NoReturn:
+    refuse(name, "null; allowed: a pointer", HcclResult.HCCL_E_PTR)
+
+
+def _lost(error: OSError) -> NoReturn:
+    is_late = isinstance(error, TimeoutError)
+    status = HcclResult.HCCL_E_TIMEOUT if is_late else HcclResult.HCCL_E_REMOTE
+    fail(f"another rank: {error}; allowed: all ranks make the same calls", status)
+
+
+def _found(comm: int | None) -> Communicator:
+    if comm is None:
+        _null("comm")
+    return HANDLES.need("comm", Communicator, comm, "what HcclCommInitRootInfo made")
+
+
+# The library
+
+
+def HcclGetRootInfo(root_info: int | None) -> None:
+    """Open a socket that the other ranks find by the root info."""
+    if root_info is None:
+        _null("rootInfo")
+    problem = pointers.problem(root_info, root_info + _ROOT_INFO_BYTES, True)
+    if problem is not None:
+        refuse("rootInfo", problem)
+    token = secrets.token_bytes(_TOKEN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(_address(token))
+    listener.listen(64)
+    _waiting[token] = listener
+    ctypes.memset(root_info, 0, _ROOT_INFO_BYTES)
+    ctypes.memmove(root_info, _MAGIC + token, len(_MAGIC) + _TOKEN)
+
+
+def HcclCommInitRootInfo(size: int, root_info: int | None, rank: int) -> int:
+    if root_info is None:
+        _null("rootInfo")
+    problem = pointers.problem(root_info, root_info + _ROOT_INFO_BYTES, False)
+    if problem is not None:
+        refuse("rootInfo", problem)
+    content = ctypes.string_at(root_info, len(_MAGIC) + _TOKEN)
+    if not content.startswith(_MAGIC):
+        refuse("rootInfo", "none of HcclGetRootInfo; allowed: what that made")
+    if not 0 <= rank < size:
+        refuse("rank", f"{rank} of {size}; allowed: less than nRanks")
+    if not acl.has_device():
+        fail(acl.NO_DEVICE, HcclResult.HCCL_E_RUNTIME)
+    try:
+        made = Communicator(rank, size, content[len(_MAGIC) :])
+    except OSError as error:
+        _lost(error)
+    return HANDLES.add(made)
+
+
+def HcclCommDestroy(comm: int | None) -> None:
+    if comm is None:
+        _null("comm")
+    HANDLES.take("comm", Communicator, comm, "what HcclCommInitRootInfo made").close()
+
+
+def _collective(
+    comm: int | None,
+    stream: int | None,
+    send: tuple[str, int | None, int],
+    receive: tuple[str, int | None, int],
+    combine: Callable[[Sequence[bytes]], bytes],
+) -> None:
+    """Exchange the bytes of one place, and store the result in another, on a stream.
+
+    Args:
+        comm, stream: handles.
+        send, receive: each the parameter's name, its address, and a number of bytes.
+        combine: makes the result of all ranks' bytes.
+    """
+    found = _found(comm)
+    where = acl.RUNTIME.stream(stream)
+    if not acl.has_device():
+        fail(acl.NO_DEVICE, HcclResult.HCCL_E_RUNTIME)
+    for name, address, count in (send, receive):
+        if address is None and count:
+            _null(name)
+        acl.RUNTIME.reach(name, address, count, True)
+    source, target = send[1] or 0, receive[1] or 0
+
+    def run() -> None:
+        try:
+            result = found.exchange(ctypes.string_at(source, send[2]), combine)
+        except OSError as error:
+            _lost(error)
+        if len(result) != receive[2]:
+            fail(f"{len(result)} bytes of all ranks; allowed: {receive[2]}, the same call in each")
+        ctypes.memmove(target, result, receive[2])
+
+    uses = (span(send[0], "reads", source, send[2]), span(receive[0], "writes", target, receive[2]))
+    STREAMS.do(where, lambda: uses, run, objects=(found,))
+
+
+def _dtype(data_type: int) -> np.dtype[Any]:
+    if data_type not in _DTYPES:
+        refuse("dataType", f"{data_type}; allowed: an HcclDataType of numbers")
+    return _DTYPES[HcclDataType(data_type)]
+
+
+def _reduced(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> bytes:
+    is_whole = dtype.kind in "iu"
+    values = [np.frombuffer(part, dtype) for part in parts]
+    wide = values if is_whole else [value.astype(np.float64) for value in values]
+    with np.errstate(all="ignore"):
+        result = wide[0].copy()
+        for value in wide[1:]:
+            result = operation(result, value)
+        return result.astype(dtype).tobytes()
+
+
+def HcclAllReduce(
+    send: int | None,
+    receive: int | None,
+    count: int,
+    data_type: int,
+    op: int,
+    comm: int | None,
+    stream: int | None,
+) -> None:
+    dtype = _dtype(data_type)
+    if op not in _REDUCTIONS:
+        refuse("op", f"{op}; allowed: {', '.join(each.name for each in [*HcclReduceOp][:4])}")
+    size = count * dtype.itemsize
+    combine = partial(_reduced, dtype, _REDUCTIONS[op])
+    _collective(comm, stream, ("sendBuf", send, size), ("recvBuf", receive, size), combine)
+
+
+def HcclAllGather(
+    send: int | None,
+    receive: int | None,
+    count: int,
+    data_type: int,
+    comm: int | None,
+    stream: int | None,
+) -> None:
+    size = count * _dtype(data_type).itemsize
+    whole = size * _found(comm).size
+    _collective(comm, stream, ("sendBuf", send, size), ("recvBuf", receive, whole), b"".join)
+
+
+def HcclBroadcast(
+    buffer: int | None,
+    count: int,
+    data_type: int,
+    root: int,
+    comm: int | None,
+    stream: int | None,
+) -> None:
+    size, ranks = count * _dtype(data_type).itemsize, _found(comm).size
+    if root >= ranks:
+        refuse("root", f"{root}; allowed: less than {ranks}, the number of ranks")
+    place = ("buf", buffer, size)
+    _collective(comm, stream, place, place, lambda parts: parts[root])
+
+
+def HcclBarrier(comm: int | None, stream: int | None) -> None:
+    nothing = ("buf", None, 0)
+    _collective(comm, stream, nothing, nothing, b"".join)
+
+
+def HcclGetErrorString(code: int) -> int:
+    known = code in set(HcclResult)
+    return acl.c_text(HcclResult(code).name if known else f"{code}, which is no HcclResult")
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "HcclGetRankSize": lambda comm: _found(comm).size,
+    "HcclGetRankId": lambda comm: _found(comm).rank,
+}
+export(globals(), "hccl", _CALLS)
