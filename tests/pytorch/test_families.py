@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
+from layer_pairs import InFloat64  # noqa: E402 - it imports torch
+
 F = torch.nn.functional
 SIZE = 6
 
@@ -148,17 +150,6 @@ ROWS = [
 ]  # fmt: skip
 IMAGES = [VitDetLayerNorm, DetrFrozenBatchNorm2d, FrozenBatchNormAct2d]
 KINDS = [*ROWS, *IMAGES]
-
-
-class InFloat64(torch.overrides.TorchFunctionMode):
-    """A context in which float64 stays, where a layer computes in float32 otherwise."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        tensor = args[0] if args else None
-        narrows = function is torch.Tensor.float or args[1:2] == (torch.float32,)
-        if narrows and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float64:
-            return tensor
-        return function(*args, **(kwargs or {}))
 
 
 def pair(kind, dtype=torch.float64):
@@ -324,12 +315,15 @@ def test_layers_of_a_class_may_differ():
 
 
 def test_nothing_changes_by_trying():
-    layer = LlamaRMSNorm()
-    called = []
+    layer, called = LlamaRMSNorm(), []
+    dropped = DroppedRMSNorm()
     layer.register_forward_hook(lambda *_: called.append(1))
+    torch.manual_seed(3)
     state, seed = copy.deepcopy(layer.state_dict()), torch.get_rng_state()
     with torch.no_grad(), torch.autocast("cpu"):
         ours = nt.convert(layer)
+        with pytest.warns(UserWarning, match="DroppedRMSNorm"):
+            nt.convert(dropped)
     assert isinstance(ours, nt.nn.Ours)
     assert not called
     assert torch.equal(torch.get_rng_state(), seed)
@@ -415,3 +409,23 @@ def test_norms_inside_converted_layers_are_converted():
     assert isinstance(model[0], nt.nn.Ours)
     assert isinstance(model[0].inner, nt.nn.Ours)
     assert type(nt.revert(model)[0].inner) is torch.nn.BatchNorm2d
+
+
+class GraphLayerNorm(torch.nn.Module):
+    """Like torch_geometric's, which calls PyTorch's function in one of its modes."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.weight, self.eps, self.mode = torch.nn.Parameter(torch.ones(SIZE)), 1e-5, mode
+
+    def forward(self, x, batch=None):
+        if self.mode == "graph":
+            x = x - x.mean()
+            return x / (x.std(unbiased=False) + self.eps) * self.weight
+        return F.layer_norm(x, (SIZE,), self.weight, None, self.eps)
+
+
+def test_options_that_call_no_function_of_pytorch_s_are_told_apart():
+    with pytest.warns(UserWarning, match="GraphLayerNorm: no formula of normgrad's"):
+        layers = nt.convert(torch.nn.ModuleList(map(GraphLayerNorm, ("node", "graph"))))
+    assert [isinstance(layer, nt.nn.Ours) for layer in layers] == [True, False]

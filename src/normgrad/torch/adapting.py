@@ -137,8 +137,12 @@ def class_of(layer: Module) -> type[Module] | str:
     if "forward" in layer.__dict__:
         return "it has a forward of its own, which is not its class's"
     found = _class_for(kind)  # type: ignore[arg-type]
-    if _has_a_forward_of_its_own(kind, found) and (formula := families.found(layer)):
-        return _class_for(kind, formula)  # type: ignore[arg-type]
+    if _has_a_forward_of_its_own(kind, found):
+        if formula := families.found(layer):
+            return _class_for(kind, formula)  # type: ignore[arg-type]
+        # A class may call PyTorch's function with some options alone, or have a child of its name.
+        if not (is_norm(layer) and families.calls(layer, _FUNCTIONS)):
+            return _OF_ITS_OWN
     return found
 
 

@@ -42,8 +42,11 @@ class Conversion(NamedTuple):
         if not (self.layers or self.left):
             return "normgrad's: none, as the model has no norm layers"
         ours = ", ".join(f"{count} {name}" for name, count in self.layers.items())
-        reasons = Counter(self.left.values())
-        theirs = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+        reasons: dict[str, list[str]] = {}
+        for text, count in Counter(self.left.values()).items():
+            kind, _, reason = text.partition(": ")
+            reasons.setdefault(reason, []).append(f"{count} {kind}")
+        theirs = "; ".join(f"{', '.join(kinds)}: {reason}" for reason, kinds in reasons.items())
         return f"normgrad's: {ours or 'none'}" + (f"; left: {theirs}" if theirs else "")
 
 

@@ -9,14 +9,15 @@ agrees with the formula on random inputs, in values, dtypes and gradients.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.overrides import TorchFunctionMode
 
 from . import functional
 
@@ -159,16 +160,47 @@ _PLAIN = (int, float, bool, str, torch.Size, torch.dtype, type(None))
 
 
 def _tried(layer: Module) -> Formula | None:
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
+    with _apart():
         names = [_name(layer, known) for known in (WEIGHTS, BIASES, EPS)]
         tracked = RUNNING[0] in layer._buffers
         for formula in (Formula(*each[:4], *names) for each in FORMULAS):
             if tracked == (formula.function == "batch_norm") and _agrees(layer, formula):
                 return formula
         return None
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """A context for trials: in no mode of the caller's, and with random numbers of their own."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
+
+
+def calls(layer: Module, functions: Container[Any]) -> bool:
+    """Whether a layer's ``forward`` calls a function, as far as one call without options shows."""
+    if not set(layer._modules) <= {*CHILDREN}:
+        return True  # a child's call might change it
+    called = False
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal called
+            called |= function in functions
+            return function(*args, **(kwargs or {}))
+
+    copy = _copy(layer, torch.float32, torch.Generator())
+    size = next((each.shape[0] for each in copy.parameters(False) if each.dim() == 1), 8)
+    with suppress(Exception), _apart(), Noting():
+        type(layer).forward(copy, torch.ones(3, size, device="cpu"))
+        return called
+    return True  # it needs other arguments
 
 
 def _may_be_one(layer: Module) -> bool:
@@ -236,8 +268,7 @@ def _copy(layer: Module, dtype: torch.dtype, generator: Any) -> Any:
             for name, value in layer.__dict__[table].items()
         }
     # Two functions whose order shows.
-    known: tuple[Any, ...] = (lambda y: y * 2, lambda y: y + 1)
-    children = dict(zip(CHILDREN, known, strict=True))
+    children = {"drop": lambda y: y * 2, "act": lambda y: y + 1}
     made.__dict__["_modules"] = {name: children[name] for name in layer._modules}
     return made
 
