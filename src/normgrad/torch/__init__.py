@@ -25,3 +25,8 @@ __all__ = [
     "uninstall",
     "warmup",
 ]
+
+
+def __dir__() -> list[str]:
+    """List the public names alone."""
+    return sorted(__all__)
