@@ -68,7 +68,7 @@ def _report(named: Iterable[tuple[str, Module]]) -> Conversion:
     left = {}
     for name, layer in named:
         if isinstance(layer, Ours):
-            layers[name_of(_replaced_class(layer) or type(layer))] += 1
+            layers[name_of(stock_class(layer) or type(layer))] += 1
         elif is_norm(layer):
             why = class_of(layer)
             reason = why if isinstance(why, str) else "not converted yet"
@@ -173,10 +173,10 @@ def revert(module: Model) -> Model:
         TypeError: as for :func:`convert`.
     """
     check_module(module)
-    return _replaced(module, _replaced_class)
+    return _replaced(module, stock_class)
 
 
-def _replaced_class(layer: Module) -> type[Module] | None:
+def stock_class(layer: Module) -> type[Module] | None:
     """The class that a layer's class replaces, if it replaces one."""
     found: type[Module] | None = vars(type(layer)).get("replaces")
     return found
