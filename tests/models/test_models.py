@@ -7,7 +7,6 @@ gradients, and what became of the running statistics.
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 import re
 import warnings
@@ -26,33 +25,6 @@ pytestmark = [
     # The libraries use what PyTorch deprecates.
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-def overlaps(boxes, scores, threshold):
-    """torchvision's nms, which is compiled, and not for every build of PyTorch's."""
-    box_iou = importlib.import_module("torchvision.ops").box_iou
-    kept, rest = [], scores.argsort(descending=True)
-    while len(rest):
-        kept.append(rest[0])
-        rest = rest[1:][box_iou(boxes[rest[:1]], boxes[rest[1:]])[0] <= threshold]
-    return torch.stack(kept) if kept else rest
-
-
-@pytest.fixture(scope="module")
-def library():
-    """The libraries' modules, by name."""
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:  # its compiled operators are for another build of PyTorch's
-        for name in ("nms", "qnms"):
-            text = f"torchvision::{name}"
-            torch.library.define(
-                text, "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
-            torch.library.impl(text, "CPU", overlaps)
-        importlib.import_module("torchvision")
-        importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
-    return importlib.import_module
 
 
 def made(path, *arguments, **options):

@@ -437,6 +437,40 @@ def test_onnx_has_pytorch_s_operators(dynamo, tmp_path):
     assert kinds[0] == kinds[1]
 
 
+def test_torch_fx_fuses_what_was_reverted():
+    fuse = pytest.importorskip("torch.fx.experimental.optimization").fuse
+    model = network()
+    expected = model(data().float())
+    ours = nt.convert(copy.deepcopy(model))
+    assert isinstance(fuse(ours).get_submodule("1"), nt.nn.BatchNorm2d)  # it fuses none
+    fused = fuse(nt.revert(ours))
+    assert "1" not in dict(fused.named_children())
+    torch.testing.assert_close(fused(data().float()), expected)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_has_a_family_s_operators(dynamo, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+
+    class OwnRMSNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(6)), 1e-6
+
+        def forward(self, x):
+            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+    file, kinds = str(tmp_path / "model.onnx"), []
+    for model in (OwnRMSNorm().eval(), nt.convert(OwnRMSNorm().eval())):
+        torch.onnx.export(model, (torch.ones(2, 6),), file, dynamo=dynamo)
+        kinds.append([node.op_type for node in onnx.load(file).graph.node])
+    assert isinstance(model, nt.nn.Ours)
+    assert kinds[0] == kinds[1]
+
+
 def test_vmap_of_training_says_what_pytorch_says():
     texts = []
     for layer in (torch.nn.BatchNorm2d(4), nt.nn.BatchNorm2d(4)):

@@ -114,6 +114,7 @@ def convert(module: Model, only: Only | Iterable[Only] | None = None) -> Model:
         return None if isinstance(found, str) else found
 
     made = _replaced(module, kind_for)
+    _tell_opacus(made)
     named = ((name, layer) for name, layer in made.named_modules() if isinstance(layer, Ours))
     theirs = (
         (name, layer)
@@ -314,6 +315,18 @@ def _made_from(kind: type[Module], layer: Module) -> Module:
     if isinstance(made, nn.SyncBatchNorm):
         made.join(layer.__dict__.get("process_group"))
     return made
+
+
+def _tell_opacus(module: Module) -> None:
+    """Let Opacus, if it is loaded, judge and fix normgrad's layers as those that they replace.
+
+    It looks layers' classes up, and so would find nothing wrong with a batch norm of normgrad's.
+    """
+    validator: Any = getattr(sys.modules.get("opacus.validators"), "ModuleValidator", None)
+    for table in () if validator is None else (validator.VALIDATORS, validator.FIXERS):
+        for layer in module.modules():
+            if (stock := stock_class(layer)) in table:
+                table.setdefault(type(layer), table[stock])
 
 
 def _refused(is_qat: bool, *layers: Module) -> None:
