@@ -1,22 +1,21 @@
 """What conversion brings to whole training steps of eight models, as docs/worth.md shows it.
 
 ``python benchmarks/worth.py [THREADS]`` prints the table: estimates by the norms alone, beside the
-steps. ``python benchmarks/worth.py activations [THREADS]`` prints what the activations after norms
-cost in the converted models: the most that computing them in the norms' passes could save.
+steps. ``python benchmarks/worth.py activations [THREADS]`` prints the share of activations in
+the converted models' steps: the most that computing them in the norms' passes could save.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import models
 import torch
 from torch import nn
 
 import normgrad.torch as nt
-from normgrad.bench import timing
 from normgrad.torch import estimating
 
 #: The models by kind, and the inputs of a step.
@@ -30,7 +29,10 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "PointNet-like, BatchNorm1d": (models.PointNet, (16, 3, 1024)),
     "3-D U-Net, instance norm": (models.UNet3d, (1, 1, 32, 32, 32)),
 }
-ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.LeakyReLU)
+#: PyTorch's operators of ReLU, ReLU6, SiLU and LeakyReLU.
+ACTIVATIONS = "^aten::(relu|clamp_min|threshold|hardtanh|silu|leaky_relu)"
+#: How many steps are profiled.
+STEPS = 15
 SECONDS = 20.0
 
 
@@ -56,28 +58,26 @@ def worth() -> None:
 
 
 def activations() -> None:
-    """Print the steps' times with the activations over those without."""
-    print("| model | with / without activations | spread |")
+    """Print the share of the converted models' steps in activations, forward and backward."""
+    print("| model | forward | backward |")
     print("| --- | ---: | ---: |")
     for kind, (make, shape) in KINDS.items():
-        with_them, without = nt.convert(make()), nt.convert(make())
-        count = 0
-        for layer in without.modules():
-            for name, child in layer.named_children():
-                if isinstance(child, ACTIVATIONS):
-                    setattr(layer, name, nn.Identity())
-                    count += 1
-        if not count:
-            continue
-        x = example(shape)
+        model, x = nt.convert(make()), example(shape)
+        step(model, x)
+        with torch.profiler.profile() as profile:
+            for _ in range(STEPS):
+                step(model, x)
+        spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+        total = sum(spent.values())
+        named = {key: time for key, time in spent.items() if re.search(ACTIVATIONS, key)}
+        backward = sum(time for key, time in named.items() if key.endswith("_backward"))
+        forward = sum(named.values()) - backward
+        print(f"| {kind} | {forward / total:.1%} | {backward / total:.1%} |", flush=True)
 
-        def step(model: Any, x: torch.Tensor = x) -> Callable[[], None]:
-            return lambda: model(x).square().mean().backward()
 
-        calls = {"with": step(with_them), "without": step(without)}
-        times = timing.measure(calls, SECONDS)
-        ratio = times.medians["with"] / times.medians["without"]
-        print(f"| {kind}, {count} | {ratio:.3f} | {times.spread:.0%} |", flush=True)
+def step(model: nn.Module, x: torch.Tensor) -> None:
+    """One forward and backward pass."""
+    model(x).square().mean().backward()
 
 
 if __name__ == "__main__":
