@@ -98,7 +98,11 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         if batches is not None:
             batches.add_(1)
         momentum = self.momentum
-        if functions_for(input, mean, weight) is not functional:
+        # Synchronised layers take all mixtures; whether the ranks agree, they find out together.
+        if (
+            self._norm is functional.batch_norm
+            and functions_for(input, mean, weight) is not functional
+        ):
             return torch.nn.functional.batch_norm(
                 input, mean, var, weight, bias, training, momentum or 0.0, self.eps
             )
