@@ -37,11 +37,13 @@ def full(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Conversion tried on models of torchvision and timm, and by both ONNX exporters."""
+    """Conversion tried on models of public libraries, in other tools, and by ONNX exporters."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
     session.install("-r", "requirements/models.txt")
     # Alone: what they say they need is another build of PyTorch's.
-    session.install("--no-deps", "torchvision==0.28.0", "timm==1.0.31")
+    alone = ("torchvision==0.28.0", "timm==1.0.31", "segmentation_models_pytorch==0.6.0")
+    tools = ("monai==1.6.1", "opacus==1.6.0", "accelerate==1.15.0", "lightning==2.6.6")
+    session.install("--no-deps", *alone, *tools, "torchmetrics")
     tests = ("tests/models", "tests/pytorch/test_convert.py")
     session.run("pytest", *tests, *session.posargs, env={"NORMGRAD_MODELS": "1"})
 

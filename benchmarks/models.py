@@ -128,3 +128,96 @@ class UNet(nn.Module):
             x = nn.functional.interpolate(x, scale_factor=2.0)
             x = block(torch.cat([x, kept.pop()], 1))
         return self.last(x)
+
+
+class _Attention(nn.Module):
+    """A transformer's block, with a norm before attention and one before the two products."""
+
+    def __init__(self, norm: Norm, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([norm(width), norm(width)])
+        self.heads, self.causal = heads, causal
+        self.inputs, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.products = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        parts = self.inputs(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        x = x + self.output(y.transpose(1, 2).flatten(2))
+        return x + self.products(self.norms[1](x))
+
+
+class FamilyRMSNorm(nn.Module):
+    """RMS norm as transformers' Llama computes it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm over the last axis."""
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+class GPT(nn.Sequential):
+    """A decoder of four blocks; with FamilyRMSNorm, like Llama."""
+
+    def __init__(self, norm: Norm = nn.LayerNorm, width: int = 256, words: int = 1000) -> None:
+        blocks = [_Attention(norm, width, 8, causal=True) for _ in range(4)]
+        super().__init__(nn.Embedding(words, width), *blocks, norm(width), nn.Linear(width, words))
+
+
+class ViT(nn.Sequential):
+    """A vision transformer of four blocks on patches of 8 × 8."""
+
+    def __init__(self, width: int = 192) -> None:
+        blocks = [_Attention(nn.LayerNorm, width, 3, causal=False) for _ in range(4)]
+        patches = nn.Conv2d(3, width, 8, 8), nn.Flatten(2), _Transposed()
+        super().__init__(*patches, *blocks, nn.LayerNorm(width), nn.Linear(width, 100))
+
+
+class _Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        """The last two axes changed."""
+        return x.transpose(1, 2)
+
+
+class PointNet(nn.Sequential):
+    """Per-point layers with BatchNorm1d, and the greatest of each channel over the points."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for size, width in ((3, 64), (64, 64), (64, 128), (128, 512)):
+            layers += [nn.Conv1d(size, width, 1), nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
+        pooled = nn.AdaptiveMaxPool1d(1), nn.Flatten(), nn.Linear(512, 40)
+        super().__init__(*layers, *pooled)
+
+
+class UNet3d(nn.Module):
+    """A U-Net of two scales on volumes, with instance norms, as medical images are segmented."""
+
+    def __init__(self, widths: tuple[int, int] = (16, 32)) -> None:
+        super().__init__()
+        first, second = widths
+        self.first, self.middle = self._twice(1, first), self._twice(first, second)
+        self.last = nn.Sequential(self._twice(first + second, first), nn.Conv3d(first, 2, 1))
+
+    @staticmethod
+    def _twice(size: int, width: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for channels in (size, width):
+            layers += [nn.Conv3d(channels, width, 3, padding=1)]
+            layers += [nn.InstanceNorm3d(width, affine=True), nn.LeakyReLU(inplace=True)]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A volume of the input's size."""
+        kept = self.first(x)
+        x = self.middle(nn.functional.max_pool3d(kept, 2))
+        return self.last(torch.cat([kept, nn.functional.interpolate(x, scale_factor=2.0)], 1))

@@ -47,3 +47,17 @@ def data(name: str, seed: int = 1, dtype: torch.dtype = torch.float64) -> torch.
     """An input of a layer."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(LAYERS[name][1], generator=generator, dtype=dtype)
+
+
+class InFloat64(torch.overrides.TorchFunctionMode):
+    """A context in which float64 stays, where layers such as transformers' compute in float32."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function, unless it narrows a tensor."""
+        tensor = args[0] if args else None
+        narrows = function is torch.Tensor.float or args[1:2] == (torch.float32,)
+        if narrows and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float64:
+            return tensor
+        return function(*args, **(kwargs or {}))

@@ -415,3 +415,47 @@ def fully_sharded() -> Any:
             (model(x) ** 3).sum().backward()
         gradients.append([_numpy(each.grad.full_tensor()) for each in model.parameters()])
     return gradients
+
+
+class _OwnRMSNorm(torch.nn.Module):
+    """As transformers' are written, of a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+def parallel_plan() -> Any:
+    """Results of a block under a tensor-parallel plan: stock, converted before it, and after it."""
+    import copy
+
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {"0": SequenceParallel(), "1": SequenceParallel(), "2": SequenceParallel()}
+    plan |= {"3": ColwiseParallel(), "4": RowwiseParallel()}
+    torch.manual_seed(0)
+    norms = torch.nn.RMSNorm(8), torch.nn.LayerNorm(8), _OwnRMSNorm()
+    stock = torch.nn.Sequential(*norms, torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)).double()
+    found = []
+    for order in ("stock", "before", "after"):
+        model = copy.deepcopy(stock)
+        if order == "before":
+            nt.convert(model)
+        parallelize_module(model, mesh, plan)
+        if order == "after":
+            nt.convert(model)
+        x = torch.linspace(-1, 2, 2 * 4 * 8, dtype=torch.float64).reshape(2, 4, 8)
+        y = model(x)
+        (y**3).sum().backward()
+        gradients = [each.grad.full_tensor() for each in model.parameters()]
+        found.append([_numpy(each.detach()) for each in (y, *gradients)])
+    return found

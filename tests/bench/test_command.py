@@ -229,3 +229,53 @@ def test_a_start_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(startup, "_CHILD", "raise TypeError")
     with pytest.raises(RuntimeError, match="measured failed: TypeError"):
         startup._start(tmp_path)
+
+
+MODEL = """
+import torch
+number = 3
+def make():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6))
+    return model, torch.ones(4, 6)
+def other():
+    return [1]
+"""
+
+
+def test_a_model_of_the_user_s(cli, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("normgrad.torch.estimating.STEP_SECONDS", 0)
+    (tmp_path / "models_of_mine.py").write_text(MODEL)
+    result = cli("--model", "models_of_mine:make")
+    assert result.exit_code == 0, result.stderr
+    words = [line.split()[0] for line in result.stdout.splitlines()]
+    assert words[:2] == ["step", "norms"]
+    assert "1 torch.nn.BatchNorm1d: " in result.stdout
+    assert words[-1] == "verdict"
+    assert {path.name for path in tmp_path.iterdir()} <= {"models_of_mine.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("no_such_module:make", "No module named 'no_such_module'; allowed: MODULE:FUNCTION"),
+        ("models_of_mine:nothing", "has no attribute 'nothing'; allowed: MODULE:FUNCTION"),
+        ("models_of_mine:other", "returns a list; allowed: a model, and a tensor or a tuple"),
+        ("models_of_mine:number", "returns a NoneType; allowed: a model, and a tensor or a tuple"),
+        ("", "Empty module name; allowed: MODULE:FUNCTION"),
+    ],
+)
+def test_what_is_no_model(cli, tmp_path, monkeypatch, named, text):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "models_of_mine", raising=False)
+    (tmp_path / "models_of_mine.py").write_text(MODEL)
+    line = errors(cli("--model", named))
+    assert line.startswith("Error: --model: ") or line.startswith("normgrad: --model: "), line
+    assert text in line
+
+
+def test_a_model_alone(cli):
+    line = errors(cli("--model", "a:b", "--quick"))
+    assert line.endswith("--model: with --quick; allowed: alone")

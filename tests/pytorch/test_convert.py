@@ -124,7 +124,7 @@ def test_what_a_subclass_adds_stays(kind):
     assert not any("aten.native" in name or "aten.batch_norm" in name for name in seen.names)
     assert type(nt.revert(ours)) is kind
     assert nt.convert(ours) is ours
-    assert nt.converted(ours) == nt.Conversion({kind.__name__: 1}, {})
+    assert nt.converted(ours) == nt.Conversion({f"{kind.__module__}.{kind.__qualname__}": 1}, {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,16 +179,148 @@ def test_what_is_left_and_why():
         assert nt.convert(model) is model
     assert len(caught) == 1
     done = nt.converted(model)
-    assert done.layers == {"BatchNorm2d": 1}
+    assert done.layers == {"torch.nn.BatchNorm2d": 1}
+    own = "no formula of normgrad's computes it; see normgrad.torch.register"
     assert done.left == {
-        "1": "ByItself: its forward computes by itself; see normgrad.torch.register",
-        "3": "BatchNorm2d: it has a forward of its own, which is not its class's",
-        "4.1": "LazyBatchNorm2d: it has no parameters before its first call",
+        "1": f"{__name__}.ByItself: {own}",
+        "2": f"torch.nn.LocalResponseNorm: {own}",
+        "3": "torch.nn.BatchNorm2d: it has a forward of its own, which is not its class's",
+        "4.0": f"torch.nn.CrossMapLRN2d: {own}",
+        "4.1": "torch.nn.LazyBatchNorm2d: it has no parameters before its first call",
     }
     assert str(caught[0].message).endswith(str(done))
     assert caught[0].filename == __file__
     untouched = nt.converted(torch.nn.Sequential(torch.nn.BatchNorm2d(4)))
-    assert str(untouched) == "normgrad's: none; left: 1 BatchNorm2d: not converted yet"
+    assert str(untouched) == "normgrad's: none; left: 1 torch.nn.BatchNorm2d: not converted yet"
+
+
+def test_models_without_norms():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.warns(UserWarning, match="convert converted nothing") as caught:
+        nt.convert(model)
+    assert str(caught[0].message) == (
+        "normgrad.torch.convert converted nothing: normgrad's: none, as the model has no norm "
+        "layers"
+    )
+    assert nt.converted(model) == nt.Conversion({}, {})
+
+
+class NoLayerNormConvLayer(torch.nn.Module):
+    """Like Wav2Vec2's: a convolution without a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.activation = torch.nn.Conv1d(4, 4, 1), torch.nn.GELU()
+
+
+class LinearNorm(torch.nn.Module):
+    """A layer with a norm, which is no norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.bn = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+
+
+def named(name, *parts):
+    """A module of a class with a name, and a weight."""
+    layer = type(name, (torch.nn.Module,), {"forward": lambda self, x: x / x.norm()})()
+    layer.weight = torch.nn.Parameter(torch.ones(4))
+    for index, part in enumerate(parts):
+        layer.add_module(str(index), part)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_one"),
+    [
+        (NoLayerNormConvLayer(), False),
+        (LinearNorm().requires_grad_(False).linear, False),
+        (named("NormalEstimation"), False),
+        (named("NoNorm"), False),
+        (named("Normalize"), False),
+        (named("EvoNorm2dB0", torch.nn.SiLU()), True),
+        (named("GlobalResponseNorm"), True),
+        (named("GRN"), True),
+        (named("GraphNorm"), True),
+        (named("PairNorm"), True),
+        (named("WanRMS_norm"), True),
+        (named("GlobalResponseNormMlp", torch.nn.Linear(4, 4)), False),
+    ],
+)
+def test_what_is_a_norm(layer, is_one):
+    assert bool(nt.converted(torch.nn.Sequential(layer)).left) == is_one
+
+
+def test_sharded_layers_say_convert_before():
+    """As fully_shard leaves a layer: of a class that it makes from the layer's and its own."""
+    layer = torch.nn.BatchNorm2d(4)
+    sharded = type("FSDPModule", (), {})
+    layer.__class__ = type("FSDPBatchNorm2d", (sharded, torch.nn.BatchNorm2d), {})
+    with pytest.warns(UserWarning, match="fully_shard has sharded it; convert before fully_shard"):
+        nt.convert(torch.nn.Sequential(layer))
+
+
+def parts():
+    return torch.nn.ModuleDict(
+        {
+            "encoder": torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.LayerNorm(4)),
+            "decoder": torch.nn.Sequential(torch.nn.BatchNorm2d(4)),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        (torch.nn.BatchNorm2d, {"encoder.0", "decoder.0"}),
+        (torch.nn.modules.batchnorm._BatchNorm, {"encoder.0", "decoder.0"}),
+        ("encoder", {"encoder.0", "encoder.1"}),
+        ("encoder.1", {"encoder.1"}),
+        (["decoder", torch.nn.LayerNorm], {"decoder.0", "encoder.1"}),
+        (lambda name, layer: name.endswith("0"), {"encoder.0", "decoder.0"}),
+        (None, {"encoder.0", "encoder.1", "decoder.0"}),
+    ],
+)
+def test_only(only, names):
+    model = parts()
+    assert nt.convert(model, only) is model
+    ours = {name for name, layer in model.named_modules() if isinstance(layer, nt.nn.Ours)}
+    assert ours == names
+    assert set(nt.converted(model).left) == {"encoder.0", "encoder.1", "decoder.0"} - names
+
+
+@pytest.mark.parametrize(
+    ("only", "error", "text"),
+    [
+        ("encodr.1", ValueError, "'encodr.1' matches no norm layer; allowed: such as encoder.1"),
+        (["encoder", "mid"], ValueError, "'mid' matches no norm layer; allowed: such as encoder.0"),
+        (torch.nn.GroupNorm, ValueError, "'torch.nn.GroupNorm' matches no .*torch.nn.LayerNorm"),
+        (lambda name, layer: False, ValueError, "matches no norm layer; allowed: such as"),
+        (3, TypeError, "3; allowed: classes of layers, names, functions of a name and a layer"),
+        (int, TypeError, "<class 'int'>; allowed: classes"),
+    ],
+)
+def test_only_that_matches_nothing(only, error, text):
+    model = parts()
+    with pytest.raises(error, match=f"^only: .*{text}"):
+        nt.convert(model, only)
+    assert nt.converted(model).layers == {}
+
+
+def test_float64_in_float32_layers_is_refused_as_by_the_stock_layers():
+    x = data().detach()
+    for theirs in (torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4), torch.nn.LayerNorm(6),
+                   torch.nn.InstanceNorm2d(4, affine=True), Scaled(4), Activated(4)):  # fmt: skip
+        texts = []
+        for layer in (theirs, nt.convert(copy.deepcopy(theirs))):
+            with pytest.raises(RuntimeError) as caught:
+                layer(x)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1], theirs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch's
+        theirs = torch.nn.RMSNorm(6)
+        torch.testing.assert_close(nt.convert(copy.deepcopy(theirs))(x), theirs(x))
 
 
 def test_register():
@@ -199,7 +331,7 @@ def test_register():
         pass
 
     for kind in (Local, LocalHidden):
-        with pytest.warns(UserWarning, match=f"1 {kind.__name__}: its forward computes"):
+        with pytest.warns(UserWarning, match=f"{kind.__name__}: no formula of normgrad's"):
             assert type(nt.convert(kind(4))) is kind
 
     nt.register(Local, lambda layer, x: nt.functional.batch_norm(x, None, None, training=True))
@@ -302,6 +434,40 @@ def test_onnx_has_pytorch_s_operators(dynamo, tmp_path):
     for model in (theirs, nt.convert(copy.deepcopy(theirs))):
         torch.onnx.export(model, (data().detach().float(),), file, dynamo=dynamo)
         kinds.append([node.op_type for node in onnx.load(file).graph.node])
+    assert kinds[0] == kinds[1]
+
+
+def test_torch_fx_fuses_what_was_reverted():
+    fuse = pytest.importorskip("torch.fx.experimental.optimization").fuse
+    model = network()
+    expected = model(data().float())
+    ours = nt.convert(copy.deepcopy(model))
+    assert isinstance(fuse(ours).get_submodule("1"), nt.nn.BatchNorm2d)  # it fuses none
+    fused = fuse(nt.revert(ours))
+    assert "1" not in dict(fused.named_children())
+    torch.testing.assert_close(fused(data().float()), expected)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_has_a_family_s_operators(dynamo, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+
+    class OwnRMSNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(6)), 1e-6
+
+        def forward(self, x):
+            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+    file, kinds = str(tmp_path / "model.onnx"), []
+    for model in (OwnRMSNorm().eval(), nt.convert(OwnRMSNorm().eval())):
+        torch.onnx.export(model, (torch.ones(2, 6),), file, dynamo=dynamo)
+        kinds.append([node.op_type for node in onnx.load(file).graph.node])
+    assert isinstance(model, nt.nn.Ours)
     assert kinds[0] == kinds[1]
 
 

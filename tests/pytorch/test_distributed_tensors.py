@@ -43,3 +43,11 @@ def test_fully_sharded_models(ranks):
     for ours, theirs in ranks.run("fully_sharded"):
         for found, expected in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_tensor_parallel_plans(ranks):
+    """Converted before the plan or after it."""
+    for theirs, *ours in ranks.run("parallel_plan"):
+        for results in ours:
+            for found, expected in zip(results, theirs, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)

@@ -188,7 +188,7 @@ def test_torchscript_is_refused(change, kind):
 
 def test_lazy_layers_stay():
     layers = torch.nn.ModuleList([torch.nn.LazyBatchNorm2d()])
-    with pytest.warns(UserWarning, match="1 LazyBatchNorm2d: it has no parameters before"):
+    with pytest.warns(UserWarning, match="1 torch.nn.LazyBatchNorm2d: it has no parameters before"):
         nt.convert(layers)
     assert type(layers[0]) is torch.nn.LazyBatchNorm2d
     layers[0](torch.randn(2, 4, 3, 3))

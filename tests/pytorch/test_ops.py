@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import typing
 from collections import defaultdict
 
 import numpy as np
@@ -309,3 +310,18 @@ def test_kept_memory_is_no_view():
     result = ops.native_batch_norm_backward(x, x, *[None] * 5, True, 1e-5, [True] * 3)
     result[0].add_(1).sum().backward()
     assert not any(value._is_view() for value in result)
+
+
+def test_type_checkers_see_every_operator_and_its_results():
+    shown = {
+        name: typing.get_args(vars(ops)[kind])[-1]
+        for name, kind in ops.__annotations__.items()
+        if name in ops.__all__
+    }
+    results = {name: len(typing.get_args(kind)) or 1 for name, kind in shown.items()}
+    operators = {name: getattr(torch.ops.normgrad, name).default for name in ops.__all__}
+    assert results == {name: len(one._schema.returns) for name, one in operators.items()}
+
+
+def test_the_module_shows_public_names_alone():
+    assert dir(nt) == sorted(nt.__all__)

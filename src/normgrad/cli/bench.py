@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import shlex
+import sys
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,6 +61,14 @@ def bench(
         bool,
         typer.Option("--startup", help="Measure how a process starts, instead."),
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Measure nothing but what converting a model brings: the function returns the "
+            "model, and a tensor or a tuple of arguments for a call.",
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="What to measure on: cpu, or cuda.")
     ] = "cpu",
@@ -96,6 +106,9 @@ def bench(
     With --device cuda it measures them on the current GPU against the fastest of PyTorch's own,
     cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. What was not measured
     is said at the end, with the reason.
+
+    With --model it writes nothing: it prints how long a step of one model of yours takes, with
+    PyTorch's layers and converted, and whether that pays. MODULE may lie in this directory.
     """
     if folder is not None and not reports:
         raise InputError(
@@ -110,6 +123,12 @@ def bench(
     _check_device(device, given)
     words = [[name] if value is True else [name, str(value)] for name, value in given.items()]
     command = shlex.join(["normgrad", "bench", *itertools.chain(*words)])
+    if model is not None:
+        if words or reports:
+            others = "--report" if reports else shlex.join(itertools.chain(*words))
+            raise InputError("--model", f"with {others}; allowed: alone")
+        _model(model)
+        return
     if reports:
         _report(folder or out)
         return
@@ -246,6 +265,31 @@ def _startup(out: Path, repeat: int | None, command: str) -> None:
     path = out / f"startup-{results.slug(cpu)}.csv"
     _keep(path, results.table_of(results.facts(cpu, command), starts))
     _print_table(*report.starts(starts), f"written    {path}")
+
+
+def _model(named: str) -> None:
+    """Print what converting the model would bring that a function returns."""
+    if needs := lack("torch", extra="torch"):
+        raise InputError("--model", needs)
+    import torch
+
+    from ..torch import estimate
+
+    module, _, function = named.partition(":")
+    allowed = "allowed: MODULE:FUNCTION, a function without arguments"
+    sys.path.insert(0, str(Path.cwd()))
+    with blaming(f"--model: {named}", ImportError, AttributeError, ValueError, allowed=allowed):
+        make = getattr(importlib.import_module(module), function)
+    made = make() if callable(make) else None
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
+        raise InputError(
+            "--model",
+            f"{named} returns a {type(made).__name__}; allowed: a model, and a tensor or a tuple "
+            "of arguments",
+        )
+    found, example = made
+    arguments = example if isinstance(example, tuple) else (example,)
+    show.print_lines(*str(estimate(found, *arguments)).splitlines())
 
 
 def _report(folder: Path) -> None:

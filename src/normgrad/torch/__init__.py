@@ -6,15 +6,18 @@ from ..torch_build import build
 from . import functional, nn, ops
 from .adapting import register
 from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
+from .estimating import Estimate, estimate
 from .overriding import install, override, uninstall
 from .warming import warmup
 
 __all__ = [
     "Conversion",
+    "Estimate",
     "build",
     "convert",
     "convert_sync_batchnorm",
     "converted",
+    "estimate",
     "functional",
     "install",
     "nn",
@@ -25,3 +28,8 @@ __all__ = [
     "uninstall",
     "warmup",
 ]
+
+
+def __dir__() -> list[str]:
+    """List the public names alone."""
+    return sorted(__all__)

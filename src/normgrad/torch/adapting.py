@@ -16,14 +16,15 @@ from types import new_class
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from . import functional, nn
-from .nn import Ours, leaf
+from . import families, functional, layers, nn
+from .nn import Ours, functions_for, leaf
 
 #: The normgrad layer that replaces each layer of PyTorch.
 LAYERS: dict[type[Module], type[Module]] = {
@@ -47,34 +48,27 @@ class _FunctionsReplaced(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if function in _FUNCTIONS:
+            tensors = (each for each in (*args, *named.values()) if isinstance(each, Tensor))
+            if functions_for(*tensors) is functional:
+                function = _FUNCTIONS[function]
+        return function(*args, **named)
 
 
-def _frozen_batch_norm(layer: Any, x: Any) -> Any:
-    """Batch norm with weight and bias in buffers, in the dtype that multiplying by them gives."""
-    if x.dim() != 4:
-        return layer.replaces.forward(layer, x)
-    x = x.to(torch.promote_types(x.dtype, layer.weight.dtype))
-    mean, var = layer.running_mean, layer.running_var
-    return functional.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
-
-
-def _rms_norm(layer: Any, x: Any) -> Any:
-    """RMS norm in the dtype that multiplying by its weight gives."""
-    if layer.weight is not None:
-        x = x.to(torch.promote_types(x.dtype, layer.weight.dtype))
-    return functional.rms_norm(x, layer.normalized_shape, layer.weight, layer.eps)
+def _synchronised_and_activated(layer: Any, x: Any) -> Any:
+    """Synchronised batch norm, and the layer's children after it."""
+    y = nn.SyncBatchNorm.forward(layer, x)
+    for name in families.CHILDREN:
+        if (child := layer._modules.get(name)) is not None:
+            y = child(y)
+    return y
 
 
 #: The replacements of classes' ``forward``, by class or by qualified name. None means that the
 #: class's ``forward`` calls PyTorch's function, although its own code does not show that.
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
-    "torchvision.ops.misc.FrozenBatchNorm2d": _frozen_batch_norm,
-    "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen_batch_norm,
-    "timm.layers.norm_act.FrozenBatchNormAct2d": lambda layer, x: layer.act(
-        layer.drop(_frozen_batch_norm(layer, x))
-    ),
-    "timm.layers.norm.RmsNorm": _rms_norm,
+    "timm.layers.norm_act.SyncBatchNormAct": _synchronised_and_activated,
 }
 
 
@@ -99,58 +93,136 @@ def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> No
     _class_for.cache_clear()
 
 
-_NORMS = (torch.nn.modules.batchnorm._NormBase, *LAYERS)
+_NORMS = (
+    torch.nn.modules.batchnorm._NormBase,
+    torch.nn.LocalResponseNorm,
+    torch.nn.CrossMapLRN2d,
+    *LAYERS,
+)
+#: The names of norms' classes, but for those that say that there is none, or a parametrization's.
+_NAMED = re.compile(r"(?<!No)(?<!Un)(?<!Spectral)(?<!Weight)(norm|Norm)(?!al|ed|Free)|^GRN")
+
+_OF_ITS_OWN = "no formula of normgrad's computes it; see normgrad.torch.register"
+
+
+def name_of(kind: type[Module]) -> str:
+    """A class's name with its module's, which is torch.nn for PyTorch's layers."""
+    module = "torch.nn" if kind.__module__.startswith("torch.nn.modules.") else kind.__module__
+    return f"{module}.{kind.__qualname__}"
 
 
 def is_norm(layer: Module) -> bool:
     """Whether this is a norm layer.
 
-    A norm layer is an instance of one of PyTorch's classes, or of a class whose name contains the
-    name of a norm, unless one of its children is a norm layer.
+    A norm layer is an instance of one of PyTorch's classes; or of a class whose name contains a
+    norm's, unless a part of it is a norm layer, or has parameters and so is more than a norm.
     """
     if isinstance(layer, _NORMS):
         return True
-    named = re.search(r"(batch|group|instance|layer|rms)_?norm", type(layer).__name__, re.I)
-    return named is not None and not any(map(is_norm, layer.children()))
+    if _NAMED.search(type(layer).__name__) is None:
+        return False
+    parts = [*layer.modules()][1:]
+    if any(map(is_norm, parts)):
+        return False
+    return bool(_called(type(layer))) or not any(part._parameters for part in parts)
 
 
 def class_of(layer: Module) -> type[Module] | str:
     """The class that replaces a layer's class, or the reason why the layer cannot be converted."""
     if is_parametrized(layer):
         return "it is parametrized"
+    kind = type(layer)
+    if any(cls.__name__ == "FSDPModule" for cls in kind.__mro__):
+        return "fully_shard has sharded it; convert before fully_shard"
     if "forward" in layer.__dict__:
         return "it has a forward of its own, which is not its class's"
-    return _class_for(type(layer))  # type: ignore[arg-type]
+    found = _class_for(kind)  # type: ignore[arg-type]
+    if _has_a_forward_of_its_own(kind, found):
+        if formula := families.found(layer):
+            return _class_for(kind, formula)  # type: ignore[arg-type]
+        # A class may call PyTorch's function with some options alone, or have a child of its name.
+        if not (is_norm(layer) and families.calls(layer, _FUNCTIONS)):
+            return _OF_ITS_OWN
+    return found
+
+
+def _has_a_forward_of_its_own(kind: type[Module], found: type[Module] | str) -> bool:
+    """Whether a class may compute by itself what one of normgrad's formulas says."""
+    known = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
+    return not known and (found == _OF_ITS_OWN or not issubclass(kind, _NORMS))
+
+
+def _keys(kind: type[Module]) -> set[type[Module] | str]:
+    """The keys under which a replacement of the class's ``forward`` may be registered."""
+    return {kind, f"{kind.__module__}.{kind.__qualname__}"}
+
+
+def _called(kind: type[Module]) -> set[str]:
+    """PyTorch's functions of norms that the code of a class's ``forward`` names."""
+    code: Any = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return _NAMES & {*code.co_names, *code.co_freevars} if code else set()
 
 
 @cache
-def _class_for(theirs: Any) -> type[Module] | str:
+def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Module] | str:
+    """The class that replaces a class, or the reason why none does; for layers of a formula."""
     if theirs in LAYERS:
         return LAYERS[theirs]
-    for key in (theirs, f"{theirs.__module__}.{theirs.__qualname__}"):
-        if key in _forwards:
-            return _adapted(theirs, Ours, _forwards[key], by_mode=_forwards[key] is None)
+    if formula is not None:
+        return _adapted(theirs, Ours, _by_formula(theirs, formula), formula)
+    for key in _keys(theirs) & _forwards.keys():
+        ours = nn.SyncBatchNorm if issubclass(theirs, torch.nn.SyncBatchNorm) else Ours
+        return _adapted(theirs, ours, _forwards[key] or _by_mode(theirs))
     if issubclass(theirs, LazyModuleMixin):
         return "it has no parameters before its first call"
     base = next((cls for cls in theirs.__mro__ if cls in LAYERS), None)
-    if base in (None, torch.nn.SyncBatchNorm) or theirs.__module__.startswith("torch."):
-        return "normgrad has no layer for it"
+    if base is torch.nn.SyncBatchNorm or theirs.__module__.startswith("torch."):
+        return _OF_ITS_OWN
+    if base is None:
+        is_one = _NAMED.search(theirs.__name__) and _called(theirs)
+        return _adapted(theirs, Ours, _by_mode(theirs)) if is_one else _OF_ITS_OWN
     for cls in theirs.__mro__[: theirs.__mro__.index(base)]:
         if "forward" not in cls.__dict__:
             continue
+        if _called(cls):
+            return _adapted(theirs, LAYERS[base], _by_mode(theirs))
         code: Any = getattr(inspect.unwrap(cls.__dict__["forward"]), "__code__", None)
         names = {*code.co_names, *code.co_freevars} if code else set()
-        if names & _NAMES:
-            return _adapted(theirs, LAYERS[base], None, by_mode=True)
         if not {"__class__", "forward"} <= names:  # the names that super().forward uses
-            return "its forward computes by itself; see normgrad.torch.register"
-    return _adapted(theirs, LAYERS[base], None, by_mode=False)
+            return _OF_ITS_OWN
+    return _adapted(theirs, LAYERS[base])
+
+
+def _by_mode(theirs: Any) -> Callable[..., Any]:
+    """A class's ``forward``, in which calls of PyTorch's functions run normgrad's."""
+
+    def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _FunctionsReplaced():
+            return theirs.forward(layer, *args, **kwargs)
+
+    return computed
+
+
+def _by_formula(theirs: Any, formula: families.Formula) -> Callable[..., Any]:
+    """What a class's ``forward`` computes, by the formula; other calls run that ``forward``."""
+
+    def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        # One of ONNX's exporters knows no RMS norm, but the operators that a class computes it by.
+        is_known = len(args) == 1 and not kwargs and formula.takes(args[0])
+        if is_known and not layers.exports_onnx():
+            return formula.computed(layer, args[0])
+        return theirs.forward(layer, *args, **kwargs)
+
+    return computed
 
 
 def _adapted(
-    theirs: type[Module], ours: type[Module], forward: Callable[..., Any] | None, *, by_mode: bool
+    theirs: type[Module],
+    ours: type[Module],
+    forward: Callable[..., Any] | None = None,
+    *how: families.Formula,
 ) -> type[Module]:
-    """A subclass of both classes that computes with normgrad."""
+    """A subclass of both classes that computes with normgrad: by its bases, or by a function."""
 
     def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute what the original class computes, with normgrad."""
@@ -158,14 +230,11 @@ def _adapted(
             return leaf(layer, *args, **kwargs)
         if forward is not None:
             return forward(layer, *args, **kwargs)
-        if by_mode:
-            with _FunctionsReplaced():
-                return theirs.forward(layer, *args, **kwargs)
         return super(made, layer).forward(*args, **kwargs)
 
     def reduced(layer: Any, protocol: int) -> Any:
         """Pickle the layer by its original class; unpickling creates this class again."""
-        return (_blank, (theirs,), *super(made, layer).__reduce_ex__(2)[2:])
+        return (_blank, (theirs, *how), *super(made, layer).__reduce_ex__(2)[2:])
 
     namespace = {
         "__module__": theirs.__module__,
@@ -180,9 +249,9 @@ def _adapted(
     return made  # type: ignore[no-any-return]
 
 
-def _blank(theirs: type[Module]) -> Module:
+def _blank(theirs: type[Module], *how: families.Formula) -> Module:
     """An uninitialised layer of the class that replaces a class, for unpickling."""
-    found = _class_for(theirs)  # type: ignore[arg-type]
+    found = _class_for(theirs, *how)  # type: ignore[arg-type]
     if isinstance(found, str):
         raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {found}")
     made: Module = object.__new__(found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.nn import Module
@@ -15,25 +16,37 @@ from torch.nn.modules.module import _WrappedHook
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import collectives, nn
-from .adapting import LAYERS, class_of, is_norm
+from .adapting import LAYERS, class_of, is_norm, name_of
 from .nn import Ours
+
+#: The type of the model, which conversion keeps.
+Model = TypeVar("Model", bound=Module)
+#: What names layers of a model: classes, names in the model (a module's name names all layers in
+#: it), and functions of a name and a layer.
+Only = type[Module] | str | Callable[[str, Module], bool]
 
 
 class Conversion(NamedTuple):
     """Which of a model's norm layers are normgrad's.
 
     Attributes:
-        layers: the number of normgrad layers of each class, by the class's name.
-        left: for each other norm layer, by its name in the model, the reason why it is not one.
+        layers: the number of normgrad layers by the name of the class that they replace.
+        left: for each other norm layer, by its name in the model, its class and the reason why it
+            is not one.
     """
 
     layers: dict[str, int]
     left: dict[str, str]
 
     def __str__(self) -> str:
+        if not (self.layers or self.left):
+            return "normgrad's: none, as the model has no norm layers"
         ours = ", ".join(f"{count} {name}" for name, count in self.layers.items())
-        reasons = Counter(self.left.values())
-        theirs = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+        reasons: dict[str, list[str]] = {}
+        for text, count in Counter(self.left.values()).items():
+            kind, _, reason = text.partition(": ")
+            reasons.setdefault(reason, []).append(f"{count} {kind}")
+        theirs = "; ".join(f"{', '.join(kinds)}: {reason}" for reason, kinds in reasons.items())
         return f"normgrad's: {ours or 'none'}" + (f"; left: {theirs}" if theirs else "")
 
 
@@ -47,52 +60,108 @@ def converted(module: Module) -> Conversion:
         TypeError: as for :func:`convert`.
     """
     check_module(module)
+    return _report(module.named_modules())
+
+
+def _report(named: Iterable[tuple[str, Module]]) -> Conversion:
     layers: Counter[str] = Counter()
     left = {}
-    for name, layer in module.named_modules():
-        kind = type(layer).__name__
+    for name, layer in named:
         if isinstance(layer, Ours):
-            layers[kind] += 1
+            layers[name_of(stock_class(layer) or type(layer))] += 1
         elif is_norm(layer):
             why = class_of(layer)
-            left[name] = f"{kind}: {why if isinstance(why, str) else 'not converted yet'}"
+            reason = why if isinstance(why, str) else "not converted yet"
+            left[name] = f"{name_of(type(layer))}: {reason}"
     return Conversion(dict(layers), left)
 
 
-def convert(module: Module) -> Module:
-    """Replace PyTorch's normalisation layers by normgrad's, in place.
+def convert(module: Model, only: Only | Iterable[Only] | None = None) -> Model:
+    """Replace normalisation layers, PyTorch's and those of public libraries, in place.
 
     The new layers share the old layers' parameters, buffers and hooks, so optimisers and hook
     handles still work, and a layer that occurs in several places still does. A subclass of a
     PyTorch layer is replaced if its ``forward`` calls PyTorch's ``forward`` or PyTorch's function,
-    or if :func:`register` has registered it; the new layer keeps what the subclass adds. If norm
-    layers cannot be converted, there is a warning, and :func:`converted` gives the reasons. Lazy
-    layers can be converted after their first call, which turns them into ordinary layers.
+    or if :func:`register` has registered it; the new layer keeps what the subclass adds. A layer
+    that computes RMS norm, layer norm or frozen batch norm by itself, as those of transformers do,
+    is replaced if its ``forward`` agrees with normgrad's formula on small random inputs. If norm
+    layers cannot be converted, or there are none, there is a warning, and :func:`converted` gives
+    the reasons. Lazy layers can be converted after their first call, which turns them into ordinary
+    layers.
 
     Args:
         module: a model. If it is a norm layer itself, it does not change, and a new layer with the
             same parameters is returned.
+        only: which layers to convert; None for all. A class of layers; the name of a layer or of a
+            module around layers; a function that takes a layer's name and the layer, and returns
+            whether to convert it; or several of these.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: not a module, or a module that is or contains TorchScript; nothing is changed.
+        TypeError: not a module, or a module that is or contains TorchScript; ``only`` is none of
+            these. Nothing is changed.
+        ValueError: ``only``, or one of several, matches no norm layer; nothing is changed.
     """
     check_module(module)
+    chosen = None if only is None else _chosen(module, only)
 
     def kind_for(layer: Module) -> type[Module] | None:
-        found = None if isinstance(layer, Ours) else class_of(layer)
+        if isinstance(layer, Ours) or not (chosen is None or id(layer) in chosen):
+            return None
+        found = class_of(layer)
         return None if isinstance(found, str) else found
 
     made = _replaced(module, kind_for)
-    done = converted(made)
-    if done.left:
-        warnings.warn(f"normgrad.torch.convert left norm layers as they were: {done}", stacklevel=2)
+    _tell_opacus(made)
+    named = ((name, layer) for name, layer in made.named_modules() if isinstance(layer, Ours))
+    theirs = (
+        (name, layer)
+        for name, layer in made.named_modules()
+        if chosen is None or id(layer) in chosen
+    )
+    done = _report(dict((*theirs, *named)).items())
+    if done.left or not done.layers:
+        what = "left norm layers as they were" if done.left else "converted nothing"
+        warnings.warn(f"normgrad.torch.convert {what}: {done}", stacklevel=2)
     return made
 
 
-def revert(module: Module) -> Module:
+def _chosen(module: Module, only: Only | Iterable[Only]) -> set[int]:
+    """The identities of the norm layers that ``only`` names."""
+    layers = {
+        name: layer
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, Ours) or is_norm(layer) or not isinstance(class_of(layer), str)
+    }
+    several = not isinstance(only, (str, type)) and isinstance(only, Iterable)
+    found: set[int] = set()
+    for one in only if several else [only]:  # type: ignore[union-attr]
+        if isinstance(one, str):
+            matches = [n for n in layers if one in ("", n) or n.startswith(f"{one}.")]
+        elif isinstance(one, type) and issubclass(one, Module):
+            matches = [name for name, layer in layers.items() if isinstance(layer, one)]
+        elif callable(one) and not isinstance(one, type):
+            matches = [name for name, layer in layers.items() if one(name, layer)]
+        else:
+            raise TypeError(
+                f"only: {one!r}; allowed: classes of layers, names, functions of a name and a layer"
+            )
+        if not matches:
+            words = [*layers, *sorted({name_of(type(layer)) for layer in layers.values()})]
+            shown = name_of(one) if isinstance(one, type) else str(one)
+            near = get_close_matches(shown, words, n=5, cutoff=0.4) or words[:5]
+            raise ValueError(
+                f"only: {shown!r} matches no norm layer; allowed: such as {', '.join(near)}"
+                if near
+                else f"only: {shown!r}; allowed: None, since the model has no norm layers"
+            )
+        found.update(id(layers[name]) for name in matches)
+    return found
+
+
+def revert(module: Model) -> Model:
     """Replace normgrad's layers by PyTorch's, in place; this undoes :func:`convert`.
 
     Args:
@@ -105,10 +174,16 @@ def revert(module: Module) -> Module:
         TypeError: as for :func:`convert`.
     """
     check_module(module)
-    return _replaced(module, lambda layer: vars(type(layer)).get("replaces"))
+    return _replaced(module, stock_class)
 
 
-def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
+def stock_class(layer: Module) -> type[Module] | None:
+    """The class that a layer's class replaces, if it replaces one."""
+    found: type[Module] | None = vars(type(layer)).get("replaces")
+    return found
+
+
+def convert_sync_batchnorm(module: Model, process_group: Any = None) -> Model:
     """Replace batch norm layers, PyTorch's and normgrad's, by synchronised ones, in place.
 
     As in PyTorch's function of the same name, every batch norm layer is replaced, even if it is an
@@ -197,7 +272,7 @@ def check_module(module: Module) -> None:
             )
 
 
-def _replaced(module: Module, kind_for: Callable[[Module], type[Module] | None]) -> Module:
+def _replaced(module: Model, kind_for: Callable[[Module], type[Module] | None]) -> Model:
     """Replace the layers for which ``kind_for`` returns a new class, and return the module.
 
     If the module itself is such a layer, the new layer is returned. A layer that occurs in several
@@ -211,11 +286,12 @@ def _replaced(module: Module, kind_for: Callable[[Module], type[Module] | None])
             made[id(layer)] = layer if kind is None else _made_from(kind, layer)
         return made[id(layer)]
 
-    for parent in list(module.modules()):
+    # The innermost first, since a new layer has the old one's children.
+    for parent in reversed([*module.modules()]):
         for name, child in parent._modules.items():
             if child is not None:
                 parent._modules[name] = new(child)
-    return new(module)
+    return cast(Model, new(module))
 
 
 def _made_from(kind: type[Module], layer: Module) -> Module:
@@ -239,6 +315,18 @@ def _made_from(kind: type[Module], layer: Module) -> Module:
     if isinstance(made, nn.SyncBatchNorm):
         made.join(layer.__dict__.get("process_group"))
     return made
+
+
+def _tell_opacus(module: Module) -> None:
+    """Let Opacus, if it is loaded, judge and fix normgrad's layers as those that they replace.
+
+    It looks layers' classes up, and so would find nothing wrong with a batch norm of normgrad's.
+    """
+    validator: Any = getattr(sys.modules.get("opacus.validators"), "ModuleValidator", None)
+    for table in () if validator is None else (validator.VALIDATORS, validator.FIXERS):
+        for layer in module.modules():
+            if (stock := stock_class(layer)) in table:
+                table.setdefault(type(layer), table[stock])
 
 
 def _refused(is_qat: bool, *layers: Module) -> None:

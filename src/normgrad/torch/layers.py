@@ -187,18 +187,18 @@ def takes(name: str, given: tuple[Any, ...]) -> bool:
     return all(takes(value) for takes, value in zip(_KINDS_OF[name], given, strict=True))
 
 
-def _exports_onnx() -> bool:
+def exports_onnx() -> bool:
     """Whether a model is being exported to ONNX, which supports only PyTorch's own operators."""
     onnx = sys.modules.get("torch.onnx")  # an export has loaded it
     return onnx is not None and onnx.is_in_onnx_export()
 
 
-_exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced() -> bool:
     """Whether torch.jit.trace records operators."""
-    return torch._C._get_tracing_state() is not None and not _exports_onnx()
+    return torch._C._get_tracing_state() is not None and not exports_onnx()
 
 
 def update(running: Sequence[Tensor], new: Sequence[Tensor], batches: Tensor | None) -> None:
@@ -356,7 +356,7 @@ def _supports(input: Any, parameters: tuple[Any, ...], axes: slice, eps: Any) ->
         and input.dim() <= contract.MAX_RANK
         and _is_number(eps)
         and eps >= 0  # PyTorch's functions compute with, or refuse, NaN and negative numbers
-        and not _exports_onnx()
+        and not exports_onnx()
     ):
         if isinstance(input, Tensor) and input.is_quantized:
             raise TypeError(

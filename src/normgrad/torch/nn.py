@@ -67,6 +67,14 @@ class Ours(Module):
         )
 
 
+def functions_for(input: Any, *vectors: Any) -> Any:
+    """normgrad's functions; PyTorch's where they refuse float64 beside vectors of another dtype."""
+    if getattr(input, "dtype", None) is not torch.float64:
+        return functional
+    alike = all(each is None or each.dtype is torch.float64 for each in vectors)
+    return functional if alike else torch.nn.functional
+
+
 def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
     """Record a layer's call in a torch.fx graph as one node, like the calls of PyTorch's layers."""
     proxy: Any = next(value for value in (*args, *kwargs.values()) if isinstance(value, Proxy))
@@ -90,6 +98,14 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         if batches is not None:
             batches.add_(1)
         momentum = self.momentum
+        # Synchronised layers take all mixtures; whether the ranks agree, they find out together.
+        if (
+            self._norm is functional.batch_norm
+            and functions_for(input, mean, weight) is not functional
+        ):
+            return torch.nn.functional.batch_norm(
+                input, mean, var, weight, bias, training, momentum or 0.0, self.eps
+            )
         if momentum is None:
             momentum = 0.0
             if not (batches is None or mean is None or var is None):
@@ -134,7 +150,9 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
 
     def _computed(self, input: Tensor) -> Tensor:
         weight, bias = self._affine()
-        return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
+        functions = functions_for(input, weight)
+        y: Tensor = functions.group_norm(input, self.num_groups, weight, bias, self.eps)
+        return y
 
 
 class LayerNorm(Ours, torch.nn.LayerNorm):
@@ -142,7 +160,9 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
 
     def _computed(self, input: Tensor) -> Tensor:
         weight, bias = self._affine()
-        return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        functions = functions_for(input, weight)
+        y: Tensor = functions.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        return y
 
 
 class RMSNorm(Ours, torch.nn.RMSNorm):
@@ -162,7 +182,7 @@ class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     _computed = torch.nn.modules.instancenorm._InstanceNorm.forward
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return functional.instance_norm(
+        return functions_for(input, self.weight, self.running_mean).instance_norm(
             input,
             self.running_mean,
             self.running_var,

@@ -13,9 +13,10 @@ are constants to autograd, except those of :func:`batch_norm_stats` and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import batching, extension, inductor, layers, nodes, synchronised
 from .kernels import FAKES, KERNELS
@@ -70,7 +71,27 @@ globals().update({name: _register(name) for name in SCHEMAS})
 layers.define(LIBRARY)
 extension.implement_layers()
 
-if TYPE_CHECKING:
+_One = Callable[..., Tensor]
+_Two = Callable[..., tuple[Tensor, Tensor]]
+_Three = Callable[..., tuple[Tensor, Tensor, Tensor]]
+_Four = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+_Five = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
+_Six = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]
 
-    def __getattr__(name: str) -> Any:
-        """Get an operator by its name."""
+# What type checkers see of the operators.
+native_batch_norm: _Five
+native_batch_norm_backward: _Three
+batch_norm_stats: _Two
+batch_norm_elemt: _One
+batch_norm_gather_stats_with_counts: _Four
+batch_norm_backward_reduce: _Four
+batch_norm_backward_elemt: _One
+native_group_norm: _Three
+native_group_norm_backward: _Three
+native_layer_norm: _Three
+native_layer_norm_backward: _Three
+_fused_rms_norm: _Two
+_fused_rms_norm_backward: _Two
+sync_batch_norm: _Six
+all_reduce_sum: _One
+sync_batch_norm_backward: _Three

@@ -51,11 +51,11 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
     gpus = {each.device.index for each in tensors if isinstance(each, Tensor) and each.is_cuda}
 
     def called() -> Any:
-        positional, keywords = pytree.tree_map_only(Tensor, _like, (example, named))
+        positional, keywords = pytree.tree_map_only(Tensor, like, (example, named))
         return model(*positional, **keywords)
 
     with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False):
-        model = _copy_of(module)
+        model = copy_of(module)
         if not model.training:
             model.train()
         with torch.enable_grad():
@@ -65,7 +65,8 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
             called()
 
 
-def _copy_of(module: Module) -> Module:
+def copy_of(module: Module) -> Module:
+    """Copy a model, or raise a TypeError that names the layer that cannot be copied."""
     try:
         return copy.deepcopy(module)
     except MemoryError:
@@ -87,7 +88,7 @@ def _can_be_copied(layer: Module) -> bool:
     return True
 
 
-def _like(tensor: Tensor) -> Tensor:
+def like(tensor: Tensor) -> Tensor:
     """A copy with the same strides and ``requires_grad``; clone() might change the strides."""
     return copy.deepcopy(tensor.detach()).requires_grad_(tensor.requires_grad)
 

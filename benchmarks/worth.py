@@ -1,0 +1,86 @@
+"""What conversion brings to whole training steps of eight models, as docs/worth.md shows it.
+
+``python benchmarks/worth.py [THREADS]`` prints the table: estimates by the norms alone, beside the
+steps. ``python benchmarks/worth.py activations [THREADS]`` prints the share of activations in
+the converted models' steps: the most that computing them in the norms' passes could save.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+
+import models
+import torch
+from torch import nn
+
+import normgrad.torch as nt
+from normgrad.torch import estimating
+
+#: The models by kind, and the inputs of a step.
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "CNN: ResNet-18, batch norm": (models.ResNet18, (4, 3, 128, 128)),
+    "CNN: MobileNetV2, batch norm": (models.MobileNetV2, (4, 3, 128, 128)),
+    "ViT, layer norm": (models.ViT, (8, 3, 112, 112)),
+    "GPT-like, layer norm": (models.GPT, (8, 256)),
+    "Llama-like, RMS norm": (lambda: models.GPT(models.FamilyRMSNorm), (8, 256)),
+    "diffusion U-Net, group norm": (models.UNet, (8, 3, 32, 32)),
+    "PointNet-like, BatchNorm1d": (models.PointNet, (16, 3, 1024)),
+    "3-D U-Net, instance norm": (models.UNet3d, (1, 1, 32, 32, 32)),
+}
+#: PyTorch's operators of ReLU, ReLU6, SiLU and LeakyReLU.
+ACTIVATIONS = "^aten::(relu|clamp_min|threshold|hardtanh|silu|leaky_relu)"
+#: How many steps are profiled.
+STEPS = 15
+SECONDS = 20.0
+
+
+def example(shape: tuple[int, ...]) -> torch.Tensor:
+    """An input: images, volumes, points, or numbers of words."""
+    torch.manual_seed(0)
+    return torch.randint(1000, shape) if len(shape) == 2 else torch.randn(shape)
+
+
+def worth() -> None:
+    """Print the table of steps."""
+    estimating.STEP_SECONDS = SECONDS
+    print("| model | input | step, PyTorch's | norms' share | by the norms | measured | spread |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for kind, (make, shape) in KINDS.items():
+        found = nt.estimate(make(), example(shape))
+        print(
+            f"| {kind} | {shape} | {found.stock * 1e3:.0f} ms | {found.share:.0%} "
+            f"| {1 / (1 - found.gain):.2f} | {found.stock / found.converted:.2f} "
+            f"| {found.spread:.0%} |",
+            flush=True,
+        )
+
+
+def activations() -> None:
+    """Print the share of the converted models' steps in activations, forward and backward."""
+    print("| model | forward | backward |")
+    print("| --- | ---: | ---: |")
+    for kind, (make, shape) in KINDS.items():
+        model, x = nt.convert(make()), example(shape)
+        step(model, x)
+        with torch.profiler.profile() as profile:
+            for _ in range(STEPS):
+                step(model, x)
+        spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+        total = sum(spent.values())
+        named = {key: time for key, time in spent.items() if re.search(ACTIVATIONS, key)}
+        backward = sum(time for key, time in named.items() if key.endswith("_backward"))
+        forward = sum(named.values()) - backward
+        print(f"| {kind} | {forward / total:.1%} | {backward / total:.1%} |", flush=True)
+
+
+def step(model: nn.Module, x: torch.Tensor) -> None:
+    """One forward and backward pass."""
+    model(x).square().mean().backward()
+
+
+if __name__ == "__main__":
+    numbers = [word for word in sys.argv[1:] if word.isdecimal()]
+    torch.set_num_threads(int(numbers[0]) if numbers else 2)
+    (activations if "activations" in sys.argv else worth)()

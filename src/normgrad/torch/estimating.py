@@ -1,0 +1,291 @@
+"""What converting a model would bring: its steps and its norms, timed with and without."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils import _pytree as pytree
+
+from ..bench import timing
+from .adapting import name_of
+from .conversion import Conversion, check_module, convert, converted, revert, stock_class
+from .nn import Ours
+from .warming import copy_of, like
+
+#: For how long, in seconds, the steps take turns, and the two layers of each kind of call.
+STEP_SECONDS, LAYER_SECONDS = 3.0, 0.1
+#: The smallest share of a step that counts as a gain; less is lost in noise.
+LEAST_GAIN = 0.02
+#: The ratio of interquartile range to median from which the machine's other load dominates.
+NOISY = 0.2
+
+#: PyTorch's operators, by what a reader calls them, and parts of their names.
+_KINDS = {
+    "convolutions": ("conv",),
+    "matrix products": ("mm", "linear", "matmul"),
+    "attention": ("attention",),
+}
+
+
+class Gain(NamedTuple):
+    """The calls of a class's layers in a step: their number, and seconds before and after."""
+
+    calls: int
+    stock: float
+    converted: float
+
+
+class Estimate(NamedTuple):
+    """What a step costs with PyTorch's layers and converted.
+
+    Attributes:
+        stock, converted: seconds of a whole step, medians of steps by turns.
+        layers: the calls of converted layers alone, by the name of the class that they replace.
+        saved: bytes that autograd keeps for the backward pass, before and after.
+        shares: how much of the stock step's time is spent in each kind of other operators.
+        conversion: which layers are converted, and why others are not.
+        spread: the ratio of interquartile range to median of the steps' times.
+    """
+
+    stock: float
+    converted: float
+    layers: dict[str, Gain]
+    saved: tuple[int, int]
+    shares: dict[str, float]
+    conversion: Conversion
+    spread: float
+
+    @property
+    def share(self) -> float:
+        """How much of the stock step's time its norms take."""
+        return sum(gain.stock for gain in self.layers.values()) / self.stock
+
+    @property
+    def gain(self) -> float:
+        """How much of the stock step's time the norms alone would save."""
+        return sum(gain.stock - gain.converted for gain in self.layers.values()) / self.stock
+
+    def __str__(self) -> str:
+        lines = [
+            f"step       {_ms(self.stock)} → {_ms(self.converted)}: "
+            f"{self.stock / self.converted:.2f} times as fast",
+            f"norms      {self.share:.0%} of the step",
+        ]
+        for name, (calls, stock, ours) in self.layers.items():
+            lines.append(
+                f"           {calls} {name}: {_ms(stock)} → {_ms(ours)}: {stock / ours:.2f} times "
+                "as fast"
+            )
+        before, after = (each / 2**20 for each in self.saved)
+        lines.append(f"memory     {before:.1f} MiB → {after:.1f} MiB kept for the backward pass")
+        if self.conversion.left:
+            lines.append(f"converted  {self.conversion}")
+        if self.spread > NOISY:
+            lines.append(
+                f"noise      the steps' times spread by {self.spread:.0%}: the machine was doing "
+                "something else"
+            )
+        lines.append(f"verdict    {self._verdict()}")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.gain >= LEAST_GAIN:
+            return f"{self.gain:.0%} of the step saved, by the norms' times"
+        if not self.layers:
+            return "no gain expected: the step calls no norm that normgrad can convert"
+        kind, share = max(self.shares.items(), key=lambda each: each[1], default=("", 0.0))
+        if share > self.share:
+            return f"no gain expected: {share:.0%} of the step is {kind}"
+        return "no gain expected: the norms take as long in PyTorch"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 2}f} ms"
+
+
+def estimate(module: Module, /, *example: Any, **named: Any) -> Estimate:
+    """Measure what :func:`.convert` would bring to a model, which stays as it is.
+
+    The function calls copies of the model, as ``module(*example, **named)``: one with PyTorch's
+    layers and a converted one, by turns. In training mode a step is a forward and a backward pass,
+    in evaluation mode a forward pass without gradients; there is no optimiser. Then it times each
+    kind of call of the norm layers alone, on the inputs that they get in a step. Kernels are
+    compiled before. Hooks are called.
+
+    Args:
+        module: a model, converted or not.
+        example, named: the arguments of the model's call, such as a batch of the training.
+
+    Returns:
+        The figures; ``print`` shows them with a verdict.
+
+    Raises:
+        TypeError: as for :func:`warmup`.
+        ValueError: in training mode, no result requires gradients.
+        Exception: any exception of the model.
+    """
+    check_module(module)
+    with warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.simplefilter("ignore")  # the report says what is left
+        models = revert(copy_of(module)), convert(revert(copy_of(module)))
+    tensors = [*module.parameters(), *pytree.tree_leaves((example, named))]
+    on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in tensors)
+    stopwatch = _on_gpu if on_gpu else timing.one_by_one
+    positional, keywords = pytree.tree_map_only(Tensor, like, (example, named))
+
+    def step_of(model: Module) -> Callable[[], None]:
+        return lambda: _step(model, lambda: model(*positional, **keywords))
+
+    steps = {"stock": step_of(models[0]), "ours": step_of(models[1])}
+    with torch.random.fork_rng(), torch.inference_mode(False):
+        saved = tuple(_saved(step) for step in steps.values())
+        times = timing.measure(steps, STEP_SECONDS, stopwatch=stopwatch)
+        shares = _shares(steps["stock"], on_gpu)
+        with _timed_layers(*models, stopwatch) as layers:
+            steps["stock"]()
+    stock, ours = (times.medians[name] for name in steps)
+    done = converted(models[1])
+    return Estimate(stock, ours, layers, (saved[0], saved[1]), shares, done, times.spread)
+
+
+def _on_gpu(call: timing.Call, count: int) -> float:
+    torch.cuda.synchronize()
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize()
+
+    return timing.one_by_one(calls, 1) / count
+
+
+def _step(model: Module, call: Callable[[], Any]) -> None:
+    """A training step without an optimiser, or an evaluation."""
+    if not model.training:
+        with torch.no_grad():
+            call()
+        return
+    model.zero_grad()
+    with torch.enable_grad():
+        results = pytree.tree_leaves(call())
+        outputs = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
+        if not outputs:
+            raise ValueError(
+                "module: no result requires gradients; allowed in training mode: one that does; "
+                "module.eval() first measures evaluations"
+            )
+        torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+
+
+def _saved(step: Callable[[], None]) -> int:
+    """The bytes of the memory that autograd keeps in a step."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if not tensor.is_leaf or not tensor.requires_grad:
+            sizes[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        step()
+    return sum(sizes.values())
+
+
+def _shares(step: Callable[[], None], on_gpu: bool) -> dict[str, float]:
+    """The shares of a step's time that kinds of operators take by themselves."""
+    with torch.profiler.profile() as profile:
+        step()
+    spent: Counter[str] = Counter()
+    for event in profile.key_averages():
+        kind = next(
+            (kind for kind, parts in _KINDS.items() if any(part in event.key for part in parts)), ""
+        )
+        spent[kind] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
+    total = max(spent.total(), 1)
+    return {kind: spent[kind] / total for kind in _KINDS if spent[kind]}
+
+
+@contextmanager
+def _timed_layers(
+    stock: Module, ours: Module, stopwatch: Callable[..., float]
+) -> Iterator[dict[str, Gain]]:
+    """A context in which calls of the stock model's norms are timed, beside the converted ones."""
+    found: dict[str, Gain] = {}
+    known: dict[Any, Any] = {}
+    timed = [False]
+
+    def hook_for(pair: tuple[Module, Module], kind: str) -> Callable[..., None]:
+        def hook(layer: Module, args: Any, kwargs: Any) -> None:
+            if timed[0]:
+                return
+            leaves = pytree.tree_leaves((args, kwargs))
+            key = (repr(layer), layer.training, torch.is_grad_enabled(), *map(_facts, leaves))
+            timed[0] = True
+            try:
+                if key not in known:
+                    calls = {
+                        name: _call_of(one, args, kwargs)
+                        for name, one in zip(("stock", "ours"), pair, strict=True)
+                    }
+                    known[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch).medians
+            finally:
+                timed[0] = False
+            before = found.get(kind, Gain(0, 0.0, 0.0))
+            found[kind] = Gain(
+                before.calls + 1,
+                before.stock + known[key]["stock"],
+                before.converted + known[key]["ours"],
+            )
+
+        return hook
+
+    handles = []
+    for name, layer in ours.named_modules():
+        if isinstance(layer, Ours):
+            pair = stock.get_submodule(name), layer
+            hook = hook_for(pair, name_of(stock_class(layer) or type(layer)))
+            handles.append(pair[0].register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _facts(value: Any) -> Any:
+    """What the time of a call depends on in one of its arguments."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+    return repr(value)
+
+
+def _call_of(layer: Module, args: Any, kwargs: Any) -> Callable[[], None]:
+    """A layer's forward pass, and its backward pass where gradients are wanted."""
+
+    def own(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    positional, keywords = pytree.tree_map_only(Tensor, own, (args, kwargs))
+    wanted = [
+        each
+        for each in (*pytree.tree_leaves((positional, keywords)), *layer.parameters())
+        if isinstance(each, Tensor) and each.requires_grad
+    ]
+    grads: list[Tensor] = []
+
+    def call() -> None:
+        y = layer(*positional, **keywords)
+        if torch.is_grad_enabled() and wanted:
+            if not grads:
+                grads.append(torch.ones_like(y))
+            torch.autograd.grad(y, wanted, grads, allow_unused=True)
+
+    return call

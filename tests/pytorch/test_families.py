@@ -1,0 +1,431 @@
+"""The norms of public model families, in look-alikes: convert finds them by what they compute."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("normgrad.torch")
+from layer_pairs import InFloat64  # noqa: E402 - it imports torch
+
+F = torch.nn.functional
+SIZE = 6
+
+
+class Norm(torch.nn.Module):
+    """A weight and an eps, as most have them."""
+
+    def __init__(self, size=SIZE, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.variance_epsilon = eps
+
+    def _norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+class LlamaRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(x.to(torch.float32)).to(x.dtype)
+
+
+class OlmoRMSNorm(Norm):
+    def forward(self, x):
+        return (self.weight * self._norm(x.to(torch.float32))).to(x.dtype)
+
+
+class GemmaRMSNorm(torch.nn.Module):
+    def __init__(self, size=SIZE):
+        super().__init__()
+        self.eps, self.weight = 1e-6, torch.nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return (y * (1.0 + self.weight.float())).type_as(x)
+
+
+class T5LayerNorm(Norm):
+    def forward(self, x):
+        variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.variance_epsilon)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            x = x.to(self.weight.dtype)
+        return self.weight * x
+
+
+class Unweighted(torch.nn.Module):
+    """Like diffusers' RMSNorm without a weight; the name says nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.eps, self.weight, self.bias = 1e-5, None, None
+
+    def forward(self, hidden):
+        variance = hidden.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        return (hidden * torch.rsqrt(variance + self.eps)).to(hidden.dtype)
+
+
+class BiasedRMSNorm(Norm):
+    """Like diffusers' RMSNorm with a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, x):
+        return self.weight * self._norm(x) + self.bias
+
+
+class CohereLayerNorm(Norm):
+    def forward(self, x):
+        y = x.to(torch.float32)
+        mean = y.mean(-1, keepdim=True)
+        variance = (y - mean).pow(2).mean(-1, keepdim=True)
+        y = (y - mean) * torch.rsqrt(variance + self.variance_epsilon)
+        return (self.weight.to(torch.float32) * y).to(x.dtype)
+
+
+class VitDetLayerNorm(torch.nn.Module):
+    """Over the channels of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(SIZE))
+        self.bias = torch.nn.Parameter(torch.zeros(SIZE))
+        self.eps = 1e-6
+
+    def forward(self, x):
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class DetrFrozenBatchNorm2d(torch.nn.Module):
+    """The number that it adds stands in its code."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.ones(SIZE))
+
+    def forward(self, x):
+        weight, bias, var, mean = (
+            each.reshape(1, -1, 1, 1)
+            for each in (self.weight, self.bias, self.running_var, self.running_mean)
+        )
+        scale = weight * (var + 1e-5).rsqrt()
+        return x * scale + (bias - mean * scale)
+
+
+class FrozenBatchNormAct2d(DetrFrozenBatchNorm2d):
+    """Like timm's, with a dropout and an activation after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.act = torch.nn.Identity(), torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class OwnLayerNorm(torch.nn.LayerNorm):
+    """A subclass of PyTorch's that computes by itself."""
+
+    def __init__(self):
+        super().__init__(SIZE)
+
+    def forward(self, x):
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+        return (x - mean) * torch.rsqrt(var + self.eps) * self.weight + self.bias
+
+
+ROWS = [
+    LlamaRMSNorm, OlmoRMSNorm, GemmaRMSNorm, T5LayerNorm, Unweighted, BiasedRMSNorm,
+    CohereLayerNorm, OwnLayerNorm,
+]  # fmt: skip
+IMAGES = [VitDetLayerNorm, DetrFrozenBatchNorm2d, FrozenBatchNormAct2d]
+KINDS = [*ROWS, *IMAGES]
+
+
+def pair(kind, dtype=torch.float64):
+    """A layer with vectors that matter, and its converted copy."""
+    torch.manual_seed(0)
+    theirs = kind().to(dtype)
+    with torch.no_grad():
+        for vector in (*theirs.parameters(), *theirs.buffers()):
+            vector.uniform_(0.5, 2)
+    return theirs, nt.convert(copy.deepcopy(theirs))
+
+
+def data(kind, dtype=torch.float64):
+    torch.manual_seed(1)
+    shape = (3, SIZE, 4, 5) if kind in IMAGES else (3, 4, SIZE)
+    return torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def step(layer, x):
+    y = layer(x)
+    wanted = (x, *layer.parameters())
+    return y, *torch.autograd.grad((y**3).sum(), wanted)
+
+
+def computes_with_normgrad(layer, x):
+    with torch.profiler.profile() as profile:
+        layer(x)
+    return any(event.name.startswith("normgrad::") for event in profile.events())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_families_are_found(kind):
+    theirs, ours = pair(kind)
+    assert isinstance(ours, kind)
+    assert isinstance(ours, nt.nn.Ours)
+    assert repr(ours) == f"normgrad.{theirs!r}"
+    assert nt.converted(ours) == nt.Conversion({f"{__name__}.{kind.__qualname__}": 1}, {})
+    x = data(kind)
+    assert computes_with_normgrad(ours, x)
+    with InFloat64():
+        expected = step(theirs, x)
+    for one, other in zip(step(ours, x), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert type(nt.revert(ours)) is kind
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dtypes_are_the_class_s(kind):
+    for of_weight in (torch.float32, torch.bfloat16, torch.float64):
+        theirs, ours = pair(kind, of_weight)
+        for of_input in (torch.float32, torch.bfloat16, torch.float64):
+            x = data(kind, of_input).detach()
+            try:
+                expected = theirs(x)
+            except RuntimeError:  # some take no mixtures
+                continue
+            found = ours(x)
+            assert found.dtype is expected.dtype, (of_weight, of_input)
+            coarse = torch.bfloat16 in (of_weight, of_input)
+            bound = 0.05 if coarse else 1e-5
+            torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_families_are_copied_pickled_and_compiled(kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, type(sys)(__name__)))
+    monkeypatch.setattr(sys.modules[__name__], kind.__name__, kind, raising=False)
+    _, ours = pair(kind)
+    x = data(kind).detach()
+    expected = ours(x)
+    file = io.BytesIO()
+    torch.compiler.reset()  # one function's code is compiled for all of these
+    torch.save(ours, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is type(ours)
+    for other in (
+        loaded,
+        copy.deepcopy(ours),
+        torch.compile(ours, backend="aot_eager", fullgraph=True),
+        torch.fx.symbolic_trace(torch.nn.Sequential(ours)),
+    ):
+        torch.testing.assert_close(other(x), expected)
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_images_keep_their_layout(kind, form):
+    theirs, ours = pair(kind, torch.float32)
+    x = data(kind, torch.float32).detach().to(memory_format=form)
+    assert ours(x).stride() == theirs(x).stride()
+    one = x[0]
+    if kind is VitDetLayerNorm:  # which computes something else for other ranks
+        assert torch.equal(ours(one), theirs(one))
+
+
+class EpsOutsideNorm(Norm):
+    def forward(self, x):
+        return self.weight * x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.variance_epsilon)
+
+
+class UnbiasedLayerNorm(CohereLayerNorm):
+    def forward(self, x):
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True)
+        return self.weight * (x - mean) * torch.rsqrt(var + self.variance_epsilon)
+
+
+class L2Norm(Norm):
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).sum(-1, True) + self.variance_epsilon)
+
+
+class ConstantRMSNorm(Norm):
+    """Whose gradient is another one."""
+
+    def forward(self, x):
+        return self.weight * x * (self._norm(x) / x).detach().nan_to_num()
+
+
+class GatedRMSNorm(Norm):
+    def forward(self, x, gate=None):
+        return self.weight * self._norm(x if gate is None else x * gate)
+
+
+class DroppedRMSNorm(Norm):
+    """Which computes something else in training."""
+
+    def forward(self, x):
+        return self.weight * self._norm(F.dropout(x, 0.5, self.training))
+
+
+class FailingRMSNorm(Norm):
+    def forward(self, x):
+        raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        EpsOutsideNorm, UnbiasedLayerNorm, L2Norm, ConstantRMSNorm, GatedRMSNorm, DroppedRMSNorm,
+        FailingRMSNorm,
+    ],
+)  # fmt: skip
+def test_other_formulas_are_left(kind):
+    with pytest.warns(UserWarning, match=f"{kind.__name__}: no formula of normgrad's computes it"):
+        assert type(nt.convert(kind())) is kind
+
+
+def test_layers_of_a_class_may_differ():
+    class Choosing(torch.nn.Module):
+        def __init__(self, unbiased):
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(SIZE)), 1e-6
+            self.unbiased = unbiased
+
+        def forward(self, x):
+            var = x.var(-1, unbiased=self.unbiased, keepdim=True)
+            return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(var + self.eps) * self.weight
+
+    layers = nt.convert(torch.nn.ModuleList(map(Choosing, (False, True))))
+    assert [isinstance(layer, nt.nn.Ours) for layer in layers] == [True, False]
+
+
+def test_nothing_changes_by_trying():
+    layer, called = LlamaRMSNorm(), []
+    dropped = DroppedRMSNorm()
+    layer.register_forward_hook(lambda *_: called.append(1))
+    torch.manual_seed(3)
+    state, seed = copy.deepcopy(layer.state_dict()), torch.get_rng_state()
+    with torch.no_grad(), torch.autocast("cpu"):
+        ours = nt.convert(layer)
+        with pytest.warns(UserWarning, match="DroppedRMSNorm"):
+            nt.convert(dropped)
+    assert isinstance(ours, nt.nn.Ours)
+    assert not called
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert torch.equal(layer.weight, state["weight"])
+    assert layer.weight.grad is None
+
+
+def test_layers_on_the_meta_device_are_found():
+    with torch.device("meta"):
+        layer = GemmaRMSNorm()
+        assert isinstance(nt.convert(layer), nt.nn.Ours)
+
+
+class AdaLayerNorm(torch.nn.Module):
+    """Like diffusers': more than a norm, around PyTorch's function."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(SIZE, 2 * SIZE)
+
+    def forward(self, x, embedding):
+        scale, shift = self.linear(embedding).chunk(2, -1)
+        return F.layer_norm(x, (SIZE,)) * (1 + scale) + shift
+
+
+class GeometricInstanceNorm(torch.nn.modules.instancenorm._InstanceNorm):
+    """Like torch_geometric's: of a base class that PyTorch's layers share."""
+
+    def __init__(self):
+        super().__init__(SIZE, affine=True)
+
+    def forward(self, x, batch=None):
+        if batch is not None:
+            return x - x.mean(0)
+        y = F.instance_norm(x.t().unsqueeze(0), None, None, self.weight, self.bias, True)
+        return y.squeeze(0).t()
+
+
+@pytest.mark.parametrize(("kind", "more"), [(AdaLayerNorm, True), (GeometricInstanceNorm, False)])
+def test_what_calls_pytorch_s_functions(kind, more):
+    theirs, ours = pair(kind)
+    x = torch.randn(7, SIZE, dtype=torch.float64)
+    arguments = (x, x) if more else (x,)
+    torch.testing.assert_close(ours(*arguments), theirs(*arguments))
+    assert isinstance(ours, nt.nn.Ours)
+    assert isinstance(ours, kind)
+    torch.testing.assert_close(ours(x, x), theirs(x, x))
+
+
+class SyncBatchNormAct(torch.nn.SyncBatchNorm):
+    def forward(self, x):
+        x = super().forward(x)
+        x = self.drop(x)
+        return self.act(x)
+
+
+SyncBatchNormAct.__module__ = "timm.layers.norm_act"  # where the library has it
+
+
+def test_synchronised_with_activation():
+    theirs = SyncBatchNormAct(SIZE)
+    theirs.drop, theirs.act = torch.nn.Identity(), torch.nn.ReLU()
+    theirs.eval()
+    ours = nt.convert(copy.deepcopy(theirs))
+    assert isinstance(ours, nt.nn.SyncBatchNorm)
+    assert isinstance(ours, SyncBatchNormAct)
+    x = torch.randn(3, SIZE, 4)
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert float(ours.train()(x).detach().min()) == 0
+    assert type(nt.revert(ours)) is SyncBatchNormAct
+
+
+def test_norms_inside_converted_layers_are_converted():
+    class AroundNorm(torch.nn.BatchNorm2d):
+        def __init__(self):
+            super().__init__(4)
+            self.inner = torch.nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return self.inner(super().forward(x))
+
+    model = nt.convert(torch.nn.Sequential(AroundNorm()))
+    assert isinstance(model[0], nt.nn.Ours)
+    assert isinstance(model[0].inner, nt.nn.Ours)
+    assert type(nt.revert(model)[0].inner) is torch.nn.BatchNorm2d
+
+
+class GraphLayerNorm(torch.nn.Module):
+    """Like torch_geometric's, which calls PyTorch's function in one of its modes."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.weight, self.eps, self.mode = torch.nn.Parameter(torch.ones(SIZE)), 1e-5, mode
+
+    def forward(self, x, batch=None):
+        if self.mode == "graph":
+            x = x - x.mean()
+            return x / (x.std(unbiased=False) + self.eps) * self.weight
+        return F.layer_norm(x, (SIZE,), self.weight, None, self.eps)
+
+
+def test_options_that_call_no_function_of_pytorch_s_are_told_apart():
+    with pytest.warns(UserWarning, match="GraphLayerNorm: no formula of normgrad's"):
+        layers = nt.convert(torch.nn.ModuleList(map(GraphLayerNorm, ("node", "graph"))))
+    assert [isinstance(layer, nt.nn.Ours) for layer in layers] == [True, False]
