@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# All that wants an NVIDIA GPU, in order: the tests, two tools of compute-sanitizer on some of them,
-# and the benchmark.
+# What wants an NVIDIA GPU, within ten minutes: the tests, three tools of compute-sanitizer on some of
+# them, rows beside torch.compile and Liger, and a part of the benchmark.
 #
 #     benchmarks/gpu_check.sh FOLDER [OPTION ...]
 #
-# Logs and the benchmark's CSV go to FOLDER; options are the benchmark's, such as --quick. $PYTHON is
-# the interpreter, else python. What is missing is said, and what does not need it is run all the
-# same. Status 0: everything ran and passed; 1: something failed; 2: something was missing, or FOLDER.
+# Logs and the benchmark's CSV go to FOLDER; options are the benchmark's, in place of those below.
+# Every step has a time limit. $PYTHON is the interpreter, else python. What is missing or left out is
+# said, and what does not need it is run all the same. Status 0: everything ran and passed; 1:
+# something failed; 2: something was missing, or FOLDER.
 set -u
 
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
@@ -25,22 +26,27 @@ export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 
 missing=0
 failed=0
+declare -A jobs_of=()
 
 lacks() { # what is missing, and what is not run for it
     echo "missing    $1"
     missing=1
 }
 
-step() { # a name, and a command; its output is shown and kept
-    local name=$1
-    shift
-    echo "== $name: $*"
-    if "$@" 2>&1 | tee "$folder/$name.log"; [ "${PIPESTATUS[0]}" -eq 0 ]; then
-        echo "passed     $name"
-    else
-        echo "FAILED     $name: $folder/$name.log"
-        failed=1
-    fi
+step() { # a name, a limit in seconds, and a command; its output is shown and kept
+    local name=$1 limit=$2
+    shift 2
+    echo "== $name, at most $limit s: $*"
+    timeout -k 5 "$limit" "$@" 2>&1 | tee "$folder/$name.log"
+    ended "$name" "${PIPESTATUS[0]}"
+}
+
+ended() { # a name, and a status
+    case $2 in
+        0) echo "passed     $1" ;;
+        124 | 137) echo "FAILED     $1: it ran past its limit: $folder/$1.log"; failed=1 ;;
+        *) echo "FAILED     $1: $folder/$1.log"; failed=1 ;;
+    esac
 }
 
 finish() {
@@ -83,16 +89,37 @@ if [ ! -d tests/gpu ]; then
 elif ! has pytest; then
     lacks "the package pytest: no tests were run (requirements/test.txt)"
 else
-    step tests "$python" -m pytest -q tests/gpu
-    if command -v compute-sanitizer > /dev/null; then
-        for tool in memcheck racecheck; do
-            step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-                "$python" -m pytest -q tests/gpu -k sanitizer
-        done
+    parallel=()
+    if has xdist; then
+        parallel=(-n "${WORKERS:-14}" --dist worksteal)
     else
-        lacks "compute-sanitizer, of the CUDA toolkit: no memcheck, no racecheck"
+        echo "left out   tests in parallel (the package pytest-xdist); they may run past their limit"
+    fi
+    step tests 150 "$python" -m pytest -q "${parallel[@]}" tests/gpu
+    if command -v compute-sanitizer > /dev/null; then
+        # Behind PyTorch's cache of memory the tools see one allocation.
+        export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+        for tool in memcheck racecheck initcheck; do
+            timeout -k 5 90 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+                "$python" -m pytest -q tests/gpu/test_passes.py \
+                -k "sanitizer and (float32 or bfloat16)" > "$folder/$tool.log" 2>&1 &
+            jobs_of[$!]=$tool
+        done
+        for job in "${!jobs_of[@]}"; do
+            wait "$job"
+            ended "${jobs_of[$job]}" $?
+        done
+        unset PYTORCH_NO_CUDA_MEMORY_CACHING
+        echo "left out   sanitizers on float16 and float64"
+    else
+        lacks "compute-sanitizer, of the CUDA toolkit: no memcheck, no racecheck, no initcheck"
     fi
 fi
+
+# Rows, and layers' time on the host, beside other libraries.
+
+step peers 150 "$python" benchmarks/gpu_peers.py
+has liger_kernel || echo "left out   Liger's kernels (the package liger-kernel)"
 
 # The benchmark.
 
@@ -104,6 +131,10 @@ for module in typer rich matplotlib; do
     }
 done
 if [ $bench -eq 1 ]; then
-    step bench "$python" -m normgrad.cli bench --device cuda --out "$folder" "$@"
+    if [ $# -eq 0 ]; then
+        set -- --no-compile --repeat 9 --filter '^(train|forward|stats)/256x(64x56x56|1024x14x14)/(b?float(16|32))/c(o|h)|^(forward-)?group-norm/.*-32/float32/c(o|h)|^layer-group.*t32'
+        echo "left out   torch.compile, and the benchmark's other cases: give its options to choose"
+    fi
+    step bench 120 "$python" -m normgrad.cli bench --device cuda --out "$folder" "$@"
 fi
 finish

@@ -34,7 +34,7 @@ def check(tmp_path):
         (tools / name).chmod(0o755)
 
     # Nothing else of this machine's: it may have the real ones.
-    for name in ("bash", "dirname", "mkdir", "tee"):
+    for name in ("bash", "dirname", "mkdir", "tee", "timeout"):
         (tools / name).symlink_to(shutil.which(name))
 
     def run(*arguments, tools=tools, **variables):
@@ -59,20 +59,42 @@ def test_everything_in_order(check, tmp_path):
     done, log = check("out", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     assert log == [
-        "python -m pytest -q tests/gpu",
-        "sanitizer --tool memcheck",
-        "sanitizer --tool racecheck",
+        "python -m pytest -q -n 14 --dist worksteal tests/gpu",
+        *log[1:4],
+        "python benchmarks/gpu_peers.py",
         f"python -m normgrad.cli bench --device cuda --out {tmp_path}/out --quick",
     ]
+    # The sanitizers run at once.
+    assert {*log[1:4]} == {f"sanitizer --tool {tool}check" for tool in ("mem", "race", "init")}
+    assert "left out   sanitizers on float16 and float64" in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"tests.log", "memcheck.log", "racecheck.log", "bench.log"}
+    assert names >= {f"{each}.log" for each in ("tests", "memcheck", "initcheck", "peers", "bench")}
+
+
+def test_what_is_left_out_is_said(check):
+    done, log = check("out", LACKS="xdist liger_kernel")
+    assert done.returncode == 0
+    assert "left out   tests in parallel" in done.stdout
+    assert "left out   Liger's kernels" in done.stdout
+    assert "left out   torch.compile, and the benchmark's other cases" in done.stdout
+    assert log[0] == "python -m pytest -q tests/gpu"
+    assert " --no-compile --repeat 9 --filter ^(train" in log[-1]
+
+
+def test_a_step_that_does_not_end(check):
+    (check.tools / "timeout").unlink()
+    (check.tools / "timeout").write_text("#!/bin/sh\nexit 124\n")
+    (check.tools / "timeout").chmod(0o755)
+    done, log = check("out")
+    assert (done.returncode, log) == (1, [])
+    assert "FAILED     tests: it ran past its limit: " in done.stdout
 
 
 def test_a_failure_does_not_stop_the_rest(check):
-    done, log = check("out", FAILS="pytest -q tests/gpu")
+    done, log = check("out", FAILS="pytest -q -n")
     assert done.returncode == 1
     assert "FAILED     tests: " in done.stdout
-    assert len(log) == 4
+    assert len(log) == 6
 
 
 @pytest.mark.parametrize(
@@ -80,9 +102,9 @@ def test_a_failure_does_not_stop_the_rest(check):
     [
         ({"REASON": "PyTorch 9 finds no CUDA device"}, "a CUDA device: PyTorch 9 finds no CUDA", 0),
         ({"LACKS": "triton"}, "the package triton: nothing was run", 0),
-        ({"LACKS": "pytest"}, "the package pytest: no tests were run", 1),
-        ({"LACKS": "rich"}, "the package rich: no benchmark was run", 3),
-        ({"LACKS": "matplotlib"}, "the package matplotlib: no benchmark was run", 3),
+        ({"LACKS": "pytest"}, "the package pytest: no tests were run", 2),
+        ({"LACKS": "rich"}, "the package rich: no benchmark was run", 5),
+        ({"LACKS": "matplotlib"}, "the package matplotlib: no benchmark was run", 5),
         ({"PYTHON": "no-such-python"}, "no-such-python: nothing was run", 0),
     ],
 )
@@ -96,11 +118,11 @@ def test_what_is_missing(check, variables, line, ran):
 def test_no_sanitizer_and_no_tests(check):
     (check.tools / "compute-sanitizer").unlink()
     done, log = check("out")
-    assert (done.returncode, len(log)) == (2, 2)
+    assert (done.returncode, len(log)) == (2, 3)
     assert "missing    compute-sanitizer, of the CUDA toolkit: no memcheck" in done.stdout
     (check.checkout / "tests" / "gpu").rmdir()
     done, log = check("out")
-    assert (done.returncode, len(log)) == (2, 1)
+    assert (done.returncode, len(log)) == (2, 2)
     assert "missing    the folder tests/gpu: no tests were run" in done.stdout
 
 
