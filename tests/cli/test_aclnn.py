@@ -36,7 +36,7 @@ def test_one_operator_on_one_product(cli):
         "as gradOut, or float32; as saveMean", "ND, NC, NCL, NCHW, NCDHW", "1",
         "(C,), or (0,) unless training",
     ]  # fmt: skip
-    assert row_of(result.stdout, "gradWeight")[1] == "if outputMask[1], checked if given"
+    assert row_of(result.stdout, "gradWeight")[1] == "if outputMask[1], shape checked if given"
     assert "aclnnGroupNormBackward" not in result.stdout
 
 

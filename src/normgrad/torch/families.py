@@ -173,6 +173,7 @@ def _tried(layer: Module) -> Formula | None:
 def _apart() -> Iterator[None]:
     """A context for trials: in no mode of the caller's, and with random numbers of their own."""
     with (
+        torch.device("cpu"),
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(False),
         torch.enable_grad(),
