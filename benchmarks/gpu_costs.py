@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from triton_programs import OVER_TENSORS, arguments, program_of
+from triton_programs import H200, OVER_TENSORS, arguments, program_of
 
 from normgrad.backends.triton.config import ABSENT, OVER_SETS, slot
 from normgrad.backends.triton.launches import Launch
@@ -125,10 +125,15 @@ def _data(launch: Launch) -> tuple[int, int]:
     read = ITEMSIZES[config.x.code]
     if not config.forward:
         read += ITEMSIZES[config.dy.code]
-    if launch.kernel == "groups" and not config.held:
+    if launch.kernel == "groups" and not config.held and not fits(launch):
         read *= 2
     writes = config.writes or launch.kernel == "write"
     return read, ITEMSIZES[config.dx.code] if writes else 0
+
+
+def fits(launch: Launch) -> bool:
+    """Whether a group's second read finds it in a processor's cache."""
+    return launch.arguments.sizes.per_group * launch.arguments.sizes.positions <= H200.persistent
 
 
 def _beside(launch: Launch) -> tuple[float, float]:
@@ -143,7 +148,8 @@ def _beside(launch: Launch) -> tuple[float, float]:
     vectors = statistics + parameters
     left = sums * config.keeps_sums
     if config.columns and launch.kernel == "groups":
-        left += sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * wide
+        each = wide if config.short_columns else 8
+        left += sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * each
     given = coefficients * sizes.parts + parameters * (config.sharing > 0)
     if launch.kernel == "combine":
         if config.over == OVER_SETS:

@@ -141,8 +141,7 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
         assert config.positions % max(1, config.sharing) == 0
         if config.held:
             assert sizes.part == config.positions
-            assert sizes.step % sizes.per_group == 0
-            assert config.sharing or config.groups >= sizes.step // sizes.per_group
+            assert sizes.per_group == 1
         else:
             tasks = sizes.sets * sizes.groups * -(-sizes.per_group // config.channels)
     else:

@@ -263,7 +263,7 @@ def test_chains_of_many_lines(rows, columns, dtype, monkeypatch):
         (launch, _) = plan_of(case)._program.launches
         assert launch.config.chain == lines.CHAIN
         chains = launch.arguments.sizes.each / lines.CHAIN
-        assert launch.config.short_sums == (chains <= lines.CHAINS)
+        assert launch.config.short_columns == (chains <= lines.CHAINS)
         check_twice(case, "one pass")
 
 

@@ -63,12 +63,12 @@ def test_programs_of_short_rows_are_worth_starting(dtype, layout):
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((256, 512, 1), 512), ((8, 32, 3), 32)])
-def test_groups_of_one_channel_are_not_compared(shape, groups):
-    """Their sums are the channel's own."""
+def test_groups_of_one_channel_are_held(shape, groups):
+    """Those of several channels are read twice."""
     for name in ("group_norm", "group_norm_backward"):
         (launch, *_) = group(shape, groups, name=name).launches
-        assert (launch.kernel, launch.config.single) == ("groups", True)
-    assert not group((8, 64, 24), 32).launches[0].config.single
+        assert (launch.kernel, launch.config.held) == ("groups", True)
+    assert not group((8, 64, 24), 32).launches[0].config.held
 
 
 def test_what_no_program_can_hold_is_read_twice():
@@ -81,10 +81,10 @@ def test_what_no_program_can_hold_is_read_twice():
 
 
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
-    assert group((8, 64, 14, 14), 4).path == "triton one pass rows groups combine+sets"
+    assert group((8, 64, 14, 14), 4).path == "triton one pass rows groups+twice combine+sets"
     masked = arguments("group_norm_backward", (8, 64, 14, 14), "bfloat16")
     program = program_of("group_norm_backward", **masked, output_mask=(True, False, False))
-    assert program.path == "triton one pass rows groups"
+    assert program.path == "triton one pass rows groups+twice"
 
 
 def test_what_needs_one_pass_takes_one():

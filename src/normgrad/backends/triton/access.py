@@ -107,7 +107,7 @@ def channels_of(s, block, a, C: tl.constexpr):
     if (V > 1) & (C.x.along == ALONG_CHANNELS):
         there = tl.max_constancy(there, V)
     group = channel
-    if not C.single:
+    if C.sharing == 0:  # a line is a group
         group = channel // a.sizes.per_group.to(tl.int32)
     return Channels(s, channel, group, there), first
 

@@ -262,7 +262,7 @@ def columns_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
     parameter = start // S + tl.arange(0, C.positions // S)
     row = (WHICH * a.sizes.slots.to(tl.int64) + slot) * a.sizes.sets.to(tl.int64) + s
     address = a.at[access.WORKSPACE].to(tl.int64) + a.work.columns.to(tl.int64)
-    SHORT: tl.constexpr = C.short_sums and not C.wide
+    SHORT: tl.constexpr = C.short_columns and not C.wide
     base = address.to(tl.pointer_type(tl.float32 if SHORT else tl.float64))
     first = tl.multiple_of(base, 16) + tl.multiple_of(row * of_set + start // S, V)
     return first + tl.arange(0, C.positions // S), tl.max_constancy(parameter < of_set, V)

@@ -38,10 +38,9 @@ class Config(NamedTuple):
         positions, channels: the size of a tile; its channels are consecutive.
         leading, adjacent: leading · adjacent is the number of a tile's positions per thread, which
             are summed in float32 before float64; ``adjacent`` of them are consecutive.
-        single: whether each channel is a group of its own.
         sharing: 0 if channels have the parameters; in lines, whose positions have them, the number
             of a tile's positions that share one, a power of two.
-        groups: the number of groups of a program, if it has whole groups.
+        groups: the number of groups whose sums a program combines.
         held: whether a program holds its groups in registers, or a piece of a line, rather than
             reading them twice.
         over: the numbers that ``combine`` combines, one of OVER_PARTS, OVER_SETS, OVER_RANKS.
@@ -62,6 +61,7 @@ class Config(NamedTuple):
         chain: the number of tiles whose terms of these sums are added in float32 before they are
             folded into float64; 0 if all are added in float64.
         stages: the number of tiles that ``groups`` reads or computes at once; 0 for one.
+        short_columns: whether these sums are stored in the arithmetic's type rather than float64.
         short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
             only the gradients of parameters are made from them.
     """
@@ -79,7 +79,6 @@ class Config(NamedTuple):
     channels: int = 1
     leading: int = 1
     adjacent: int = 1
-    single: bool = True
     sharing: int = 0
     groups: int = 1
     held: bool = True
@@ -98,6 +97,7 @@ class Config(NamedTuple):
     keeps_sums: bool = False
     columns: bool = False
     chain: int = 0
+    short_columns: bool = False
     short_sums: bool = False
     singles: bool = False
     centred: bool = True

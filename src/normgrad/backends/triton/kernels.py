@@ -104,31 +104,6 @@ def write(a, C: tl.constexpr):
 
 
 @helper
-def shared(p, member, WIDE: tl.constexpr):
-    """Sum a number over the channels of each group, and give each channel its group's sum.
-
-    ``member`` is the matrix of which channel belongs to which of the tile's groups, so that groups
-    may have any size.
-    """
-    of_group = sum_along(masked(Pair(p.value[:, None], p.error[:, None]), member), 0, WIDE)
-    of_each = masked(Pair(of_group.value[None, :], of_group.error[None, :]), member)
-    return Pair(tl.sum(of_each.value, 1), tl.sum(of_each.error, 1))
-
-
-@helper
-def over_group(found, at, first, a, C: tl.constexpr):
-    """Give each channel of a tile its group's sums, from the channels' sums."""
-    if C.sharing == 0:
-        found = channels.weighted(a, at, found, C)
-    if not C.single:
-        of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
-        member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
-        total = shared(found.total, member, C.wide)
-        found = tiles.Sums(total, shared(found.projection, member, C.wide))
-    return found
-
-
-@helper
 def read_twice(a, s, group, end, C: tl.constexpr):
     """Sum and write a group that is read twice: the second time from the L2 cache, if it fits."""
     per_group = a.sizes.per_group.to(tl.int32)
@@ -172,7 +147,8 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
         if C.keeps_sums:
             channels.put_sums(a, part, at, centre, found, C)
         if C.writes:
-            found = over_group(found, at, first, a, C)
+            if C.sharing == 0:
+                found = channels.weighted(a, at, found, C)
             c = channels.finished(a, at, centre, found, C)
             value = tiles.written(dy, x, c, weight, bias, C)
             tiles.store_dx(a, s, first, p, there, value, C)
@@ -183,9 +159,9 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
 def groups(a, C: tl.constexpr):
     """Sum and write whole groups, in programs that process some tiles one after the other.
 
-    A tile that holds whole groups is read once. In lines it may also be a piece of a line, which is
-    only summed. The lines' terms of the parameters' gradients are added up over all tiles of a
-    program; lines.py explains lines.
+    A tile of channels that are groups of their own, or of lines, is read once; of lines it may also
+    be a piece, which is only summed. A group of several channels is read twice. The lines' terms of
+    the parameters' gradients are added up over all tiles of a program; lines.py explains lines.
     """
     parts = a.sizes.parts.to(tl.int32)
     units = a.sizes.sets.to(tl.int32) * parts

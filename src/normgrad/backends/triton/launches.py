@@ -239,7 +239,6 @@ class Builder:
             channels=tile.channels,
             leading=tile.leading,
             adjacent=tile.adjacent,
-            single=problem.per_group == 1,
             sharing=problem.padded if isinstance(problem, Lines) else 0,
             groups=tile.groups,
             rank=len(layout.axes),

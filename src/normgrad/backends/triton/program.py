@@ -158,7 +158,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         itemsize = lines.arithmetic.itemsize if short else 8
         builder.reserve("columns", 2 * slots * problem.parameters * itemsize)
     shared: dict[str, Any] = {
-        "stages": cut.stages, "chain": cut.chain, "columns": columns, "short_sums": short
+        "stages": cut.stages, "chain": cut.chain, "columns": columns, "short_columns": short
     }  # fmt: skip
     if writes and cut.whole:
         passes = "one pass"
@@ -240,10 +240,20 @@ def _sums_alone(builder: Builder) -> None:
         builder.combine_parts(parts, outputs=True)
 
 
-def _has_groups_for_all(problem: Problem, device: Device) -> bool:
-    """Whether each processor has a group of its own, in group or instance norm."""
-    is_batch_norm = problem.per_group == 1 and problem.sets.size == 1
-    return not is_batch_norm and problem.sets.size * groups_of(problem) >= device.processors
+def _fits(problem: Problem, device: Device) -> bool:
+    """Whether a processor's cache has a group when it is read again."""
+    return problem.per_group * problem.positions <= device.persistent
+
+
+def _takes_groups(problem: Problem, device: Device) -> bool:
+    """Whether programs take whole groups: small ones, or so many that each processor has some.
+
+    In batch norm, channels are read in parts, since a sample's channels are next to each other.
+    """
+    if problem.per_group == 1 and problem.sets.size == 1:
+        return False
+    many = problem.sets.size * groups_of(problem) >= device.processors
+    return many or _fits(problem, device)
 
 
 def _sums_and_write(builder: Builder) -> str:
@@ -255,8 +265,8 @@ def _sums_and_write(builder: Builder) -> str:
     parts, short = 1, not builder.wide
     tile = persistent_tile(problem, layout, device)
     held = tile is not None
-    if tile is not None or _has_groups_for_all(problem, device):
-        passes = "one pass" if held else "two passes"
+    if tile is not None or _takes_groups(problem, device):
+        passes = "one pass" if held or _fits(problem, device) else "two passes"
         if later:
             builder.reserve_sums(1, 4 if short else 8)
         each = 1

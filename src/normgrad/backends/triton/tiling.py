@@ -27,10 +27,8 @@ LEAST = 8 << 10
 #: and 256 threads that is 32 KiB, as much as each of 132 processors must have in flight for 4.8
 #: TB/s if the latency is 700 ns. An estimate: not measured.
 AHEAD = 4
-#: The largest number of pairs of a group and a channel of a tile, per thread, that `persistent`
-#: compares to add up each group's channels. With 16, one kernel of 30 spilled 16 bytes per thread;
-#: with 32, most of them 40 to 112; with 128, up to 2688.
-MOST_PAIRS = 8
+#: The elements of a group that a thread has at least, where a group is small.
+EACH = 8
 #: The channels of a tile if tensors have different layouts: about a square, to be transposed.
 SQUARE = 32
 #: The largest numbers of parts' sums, and of a group's channels, that are added up at once.
@@ -132,7 +130,7 @@ class Tile:
     Attributes:
         positions, channels: the numbers of positions and channels, powers of two.
         step: the number of channels without padding; the next tile begins after them.
-        groups: if a tile has whole groups, a power of two not less than their number; otherwise 1.
+        groups: the number of groups whose sums a program combines, a power of two.
         warps: the number of warps of the program.
         leading, adjacent: the positions of one thread; see :class:`.config.Config`.
         vector: the largest number of elements that a thread reads at once, a power of two.
@@ -265,10 +263,16 @@ def group_tile(problem: Problem, layout: Layout, device: Device) -> Tile:
     if layout.pattern == "columns":
         narrow = min(narrow, itemsize(problem) * (per_group & -per_group))
     tile = _tile(group, layout, device, _ahead(narrow))
-    if tile.channels > per_group and layout.pattern == "rows":
+    width = tile.channels
+    if width > per_group and layout.pattern == "rows":
         # Rather fewer channels at once than some that are not there.
-        width = _piece(per_group, 1, tile.channels)
-        tile = by_threads(replace(tile, channels=width), layout)
+        width = _piece(per_group, 1, width)
+    # A thread reads a vector at least, and of a small group so much that its coefficients are worth
+    # their work.
+    vectors = tile.positions * width * itemsize(problem) // VECTOR
+    enough = power_of_two(ceil_div(problem.positions * per_group, EACH))
+    warps = max(1, min(32 * tile.warps, enough, vectors) // 32)
+    tile = by_threads(replace(tile, channels=width, warps=warps), layout)
     # A tile may start at each multiple of this many channels.
     return replace(tile, step=math.gcd(per_group, tile.channels))
 
@@ -282,22 +286,19 @@ def _ahead(narrow: int) -> int:
 
 
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
-    """A tile with all positions of whole groups; None if a program's registers cannot hold it."""
-    item, per_group = itemsize(problem), problem.per_group
+    """A tile with all positions of channels that are groups of their own.
+
+    It is None if channels are not, or a program's registers cannot hold one.
+    """
+    item, channels = itemsize(problem), problem.channel.size
     positions = power_of_two(problem.positions)
     most = device.persistent // (4 if problem.arithmetic.itemsize == 8 else 1)
 
-    def fitting_tile(groups: int) -> Tile | None:
-        """The tile of a number of groups; None if they are too few or the tile is too large."""
-        step = groups * per_group
-        channels = power_of_two(step)
-        elements = positions * channels
-        # With the full number of elements, several groups in a channels-last layout spilled 8 bytes
-        # per thread.
-        several = layout.pattern == "columns" and groups > 1 and per_group > 1
-        if groups > power_of_two(groups_of(problem)) or elements > (most // 2 if several else most):
+    def fitting_tile(step: int) -> Tile | None:
+        """The tile of a number of channels; None if they are too few or the tile is too large."""
+        elements = positions * step
+        if step > power_of_two(channels) or elements > most:
             return None
-        pairs = groups * channels if per_group > 1 else 0
         # The coefficients of each channel of a thread take registers too: with more channels,
         # 16 to 352 bytes per thread were spilled.
         most_each = 8 if layout.pattern == "tiles" else 4
@@ -305,32 +306,31 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
         vector = VECTOR
         while True:
             threads = 32 * warps
-            tile = Tile(positions, channels, step, groups, warps, vector=vector)
-            tile = by_threads(tile, layout)
+            tile = by_threads(Tile(positions, step, step, 1, warps, vector=vector), layout)
             each = elements // (threads * tile.leading * tile.adjacent)
-            if each <= most_each and pairs <= MOST_PAIRS * threads:
+            if each <= most_each:
                 return tile
             # Take more threads, or then read fewer channels at once.
             if threads < 2 * device.threads:
                 warps *= 2
-            elif layout.pattern == "columns" and vector > 4 and each > most_each:
+            elif layout.pattern == "columns" and vector > 4:
                 vector = 4
             else:
                 return None
 
-    tile = fitting_tile(1)
+    tile = fitting_tile(1) if problem.per_group == 1 else None
     if tile is None:
         return None
     least = ceil_div(LEAST, element_bytes(problem) * problem.positions)
     if layout.pattern != "rows":
-        least = max(least, min(LINE // item, problem.channel.size))
-    # Take more groups, so that programs are worth starting and read whole lines of the cache.
+        least = max(least, min(LINE // item, channels))
+    # Take more channels, so that programs are worth starting and read whole lines of the cache.
     while tile.step < least:
-        more = fitting_tile(2 * tile.groups)
+        more = fitting_tile(2 * tile.step)
         if more is None:
             break
         tile = more
-    sector = min(SECTOR, problem.channel.size * item)
-    elements = problem.sets.size * problem.channel.size * problem.positions
+    sector = min(SECTOR, channels * item)
+    elements = problem.sets.size * channels * problem.positions
     small = elements * element_bytes(problem) <= SMALL
     return tile if layout.pattern == "rows" or tile.step * item >= sector or small else None
