@@ -17,8 +17,8 @@ def test_a_wrong_call_is_checked_beside_the_right_one():
 
     cases = [case for case in testing.cases() if case.kind == "stats"]
     wrong = next(case for case in cases if case.change == "input: int32")
-    assert testing.check(wrong, ng).verdict is Verdict.MET
-    judged = testing.check(wrong, Refuses)
+    assert testing.run(wrong, ng).verdict is Verdict.MET
+    judged = testing.run(wrong, Refuses)
     assert (judged.verdict, judged.detail) == (
         Verdict.ABSENT,
         "without its mistake the call is refused too: TypeError: input: no",
@@ -31,8 +31,8 @@ def test_an_object_is_checked_in_this_process():
             return input.mean((0, 2)), np.ones(input.shape[1], np.float32)
 
     case = testing.Case(Topic.VALUES, "stats", (4, 3, 50))
-    judged = testing.check(case, Mine)
+    judged = testing.run(case, Mine)
     assert judged.verdict is Verdict.BROKEN
     assert judged.detail.startswith("invstd: ")
     assert judged.units > 1
-    assert testing.check(case, ng).verdict is Verdict.MET
+    assert testing.run(case, ng).verdict is Verdict.MET

@@ -15,8 +15,9 @@ from .. import layout, reference
 from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
+from .conversions import NotOfferedError
 from .outcomes import Outcome
-from .subjects import Implementation, NotOfferedError
+from .subjects import Implementation
 from .tensors import Array, Call
 from .watched import Watched, guarded
 

@@ -96,6 +96,9 @@ class Judged:
         default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64), repr=False, compare=False
     )
 
+    def __str__(self) -> str:
+        return f"{self.verdict.value}: {self.detail}" if self.detail else self.verdict.value
+
     def __post_init__(self) -> None:
         """Shorten what an implementation says, which may be of any length."""
         object.__setattr__(self, "detail", shortened(self.detail, 1000))

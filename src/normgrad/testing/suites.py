@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from . import aclnn, infiniop, subjects
 from .c_functions import Functions, of_libraries
+from .cases import Case, Topic
 from .libraries import Library
-from .subjects import Implementation, Subject, SubjectError
+from .outcomes import Judged, judge
+from .subjects import Implementation, Runner, Subject, SubjectError
 from .suite import cases
 
 
@@ -39,6 +41,31 @@ _loaded = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
 
 #: The file name of a shared library.
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
+
+
+def cases_of(runner: Runner, quick: bool = False) -> tuple[Case, ...]:
+    """The cases of an implementation's suite, or a quick run's part of them."""
+    return SUITES[runner.suite].cases(quick, runner.facts)
+
+
+def run(case: Case, operators: Any) -> Judged:
+    """Run a case on an implementation and return its verdict.
+
+    Args:
+        case: one of :func:`normgrad.testing.cases`; for a library, one of its suite in ``SUITES``.
+        operators: an object or class as :class:`Subject` takes it, or what :func:`load` returns.
+    """
+    runner: Runner = operators if isinstance(operators, Runner) else Subject("it", operators)
+
+    def judged(case: Case) -> Judged:
+        found = runner.run(case)
+        return found if isinstance(found, Judged) else judge(case, found, runner.strict)
+
+    found = judged(case)
+    if not case.is_mistake:
+        return found
+    plain = (e for e in cases_of(runner, True) if (e.topic, e.kind) == (Topic.PLAIN, case.kind))
+    return found.beside(next(map(judged, plain), None))
 
 
 def load(spec: str) -> Implementation:
