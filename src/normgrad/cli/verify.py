@@ -37,10 +37,13 @@ def verify(
     backend: Annotated[
         str | None,
         typer.Option(
+            "--backend",
+            "--module",
             metavar="SPEC",
-            help="What to try: module:Name (a Python object or class with some of the operators), "
-            "the path of a shared library that speaks infiniop or aclnn, or torch (PyTorch's own "
-            "kernels); without it, normgrad on this machine's CPU and GPUs.",
+            help="What to try: module:Name (a Python object or class with some of the operators, "
+            "or a class of torch.nn.Module), the path of a shared library that speaks infiniop or "
+            "aclnn, or torch (PyTorch's own kernels); without it, normgrad on this machine's CPU "
+            "and GPUs.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only a quarter of the suite.")] = False,

@@ -304,7 +304,7 @@ class LibraryCase(Case, ABC):
     Its mistakes change the request, not the tensors.
     """
 
-    is_of_library = True
+    has_contract = False
     steps: ClassVar[type[Steps]]
 
     @property

@@ -20,10 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("normgrad")
     group.addoption(
         "--backend",
+        "--module",
         metavar="SPEC",
         default="normgrad",
-        help="what to test: module:Name (a class or object with some of the operators), the path "
-        "of a shared library, torch, or normgrad",
+        help="what to test: module:Name (a class or object with some of the operators, or a class "
+        "of torch.nn.Module), the path of a shared library, torch, or normgrad",
     )
     group.addoption("--quick", action="store_true", help="only a quarter of the cases")
     group.addoption(

@@ -339,7 +339,7 @@ def ours(device: str) -> Subject:
     return Subject(f"normgrad ({device})", operators, strict=True)
 
 
-def imported(spec: str) -> Subject:
+def imported(spec: str) -> Any:
     """An object of a module, or the module itself; see :func:`.suites.load`."""
     module, _, attribute = spec.partition(":")
     if not all(module.split(".")):  # a name with an empty part is a relative one
@@ -356,4 +356,4 @@ def imported(spec: str) -> Subject:
         if not hasattr(found, name):
             raise SubjectError(f"{spec}: {module} has no {attribute}")
         found = getattr(found, name)
-    return Subject(spec, found)
+    return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import aclnn, infiniop, subjects
+from . import aclnn, infiniop, modules, subjects
 from .c_functions import Functions, of_libraries
 from .cases import Case, Topic
 from .libraries import Library
@@ -31,6 +32,7 @@ SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
     "infiniop": Suite(infiniop.cases),
     "aclnn": Suite(aclnn.cases),
+    "modules": Suite(modules.cases),
 }
 
 #: The dialects that a shared library may speak.
@@ -73,8 +75,9 @@ def load(spec: str) -> Implementation:
 
     Args:
         spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
-            shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
-            module that can be imported, or "module" for the module itself.
+            shared library that speaks infiniop or aclnn; "module:Name" for an object, a class or a
+            class of ``torch.nn.Module`` in a module that can be imported, or "module" for the
+            module itself.
 
     Raises:
         SubjectError: the name is of no implementation, or of one that cannot be used.
@@ -94,7 +97,11 @@ def load(spec: str) -> Implementation:
         )
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
         return _opened(spec)
-    return subjects.imported(spec)
+    found = subjects.imported(spec)
+    torch = sys.modules.get("torch")  # which has been imported where there is a module of its
+    if torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module):
+        return modules.Module(spec, found)
+    return Subject(spec, found)
 
 
 def _opened(path: str) -> Library:
