@@ -64,6 +64,7 @@ def test_a_test_for_each_case(under_pytest, tmp_path):
     assert f"{len(tests)} failed in " in said
 
 
+@pytest.mark.full
 def test_one_test_by_its_name(under_pytest):
     name = "normgrad.testing::test_case[absent/train/3x4x25/float32/contiguous/absent=weight]"
     status, said, _ = under_pytest("tried_operators:Talks", "-W", "error", named=name)
