@@ -184,6 +184,11 @@ class _BFloat16:
         return capsule
 
 
+def producer_of(array: npt.NDArray[Any]) -> Any:
+    """What hands out an array's memory through DLPack; NumPy's own cannot with bfloat16."""
+    return _BFloat16(array) if dtypes.from_numpy(array.dtype) is dtypes.bfloat16 else array
+
+
 def bytes_like(producer: Any, size: int) -> Any:
     """New memory from the producer's array namespace, on its device; None if it has none."""
     try:
@@ -195,10 +200,8 @@ def bytes_like(producer: Any, size: int) -> Any:
 
 def give_back(array: Any, producer: Any) -> Any:
     """Convert a new array to the producer's type with its array namespace, if it has one."""
-    speaker = array
-    if isinstance(array, np.ndarray) and dtypes.from_numpy(array.dtype) is dtypes.bfloat16:
-        speaker = _BFloat16(array)
     try:
+        speaker = producer_of(array) if isinstance(array, np.ndarray) else array
         return producer.__array_namespace__().from_dlpack(speaker)
     except Exception:  # no namespace, or one that does not accept this array
         return array

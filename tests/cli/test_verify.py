@@ -67,6 +67,10 @@ def test_pytorch_beside_ours(verify):
     # PyTorch's defects do not count against ours.
     assert result.exit_code == 0
     assert "torch 2." in result.stdout
+    # Nor are they what is said of ours, which comes last.
+    assert "normgrad verify --alone --backend torch" not in result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert last == "passed  normgrad (cpu): every case is met"
     assert "<h2>torch 2." in page
     assert '<td class="bad">wrong</td>' in page
 
@@ -78,6 +82,7 @@ def test_others(verify, tmp_path):
     assert re.search(r'mine:Ops: <span class="bad">nothing was met, \d+ not offered</span>', page)
     result, page = verify("--backend", "mine:Ops", "--quick", "--only", "/stats/8x4x16x16/float32")
     assert result.exit_code == 1
+    assert re.search(r"\nfailed  mine:Ops: \d+ wrong\n$", result.stdout)
     assert "mine:Ops: what is wrong" in result.stdout
     assert re.search(
         r"\nwrong, \d+ cases: \|mean\| ≫ std, stats\n"
@@ -309,7 +314,8 @@ def test_an_interrupt_leaves_what_was_judged(tmp_path):
     assert int(left) > 50
     assert re.search(r"\n *in all +\d", stdout)
     assert "\nwrong, " in stdout
-    assert stdout.endswith("\nwritten  page.html\n")
+    last = stdout.partition("\nwritten  page.html\n")[2]
+    assert last.startswith(f"interrupted  mine:Ops: interrupted after {judged} cases, ")
     page = (tmp_path / "page.html").read_text()
     assert "<title>normgrad verify: mine:Ops (interrupted)</title>" in page
     assert '<p class="bad">This run was interrupted: ' in page

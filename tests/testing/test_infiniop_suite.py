@@ -26,7 +26,7 @@ def test_our_infiniop_meets_all_of_its_suite(ours):
 def test_a_library_in_this_process(ours):
     subject = testing.load(str(ours / "libinfiniop.so"))
     case = infiniop.cases(True, subject.facts)[0]
-    assert testing.check(case, subject).verdict is Verdict.MET
+    assert testing.run(case, subject).verdict is Verdict.MET
 
 
 def test_every_mistake_of_infiniop_is_one():

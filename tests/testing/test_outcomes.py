@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import normgrad as ng
 from normgrad import testing
@@ -17,8 +18,8 @@ def test_a_wrong_call_is_checked_beside_the_right_one():
 
     cases = [case for case in testing.cases() if case.kind == "stats"]
     wrong = next(case for case in cases if case.change == "input: int32")
-    assert testing.check(wrong, ng).verdict is Verdict.MET
-    judged = testing.check(wrong, Refuses)
+    assert testing.run(wrong, ng).verdict is Verdict.MET
+    judged = testing.run(wrong, Refuses)
     assert (judged.verdict, judged.detail) == (
         Verdict.ABSENT,
         "without its mistake the call is refused too: TypeError: input: no",
@@ -31,8 +32,61 @@ def test_an_object_is_checked_in_this_process():
             return input.mean((0, 2)), np.ones(input.shape[1], np.float32)
 
     case = testing.Case(Topic.VALUES, "stats", (4, 3, 50))
-    judged = testing.check(case, Mine)
+    judged = testing.run(case, Mine)
     assert judged.verdict is Verdict.BROKEN
     assert judged.detail.startswith("invstd: ")
     assert judged.units > 1
-    assert testing.check(case, ng).verdict is Verdict.MET
+    assert testing.run(case, ng).verdict is Verdict.MET
+
+
+# What a function returned
+
+
+class Producer:
+    """An array of which DLPack is all that is known."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **arguments):
+        return self._array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def of_torch(result):
+    torch = pytest.importorskip("torch")
+    return tuple(map(torch.from_numpy, result))
+
+
+def a_case_and_its_result():
+    case = next(iter(testing.cases(kinds=("stats",))))
+    call = case.call()
+    return case, ng.batch_norm_stats(**call.tensors, **call.options)
+
+
+@pytest.mark.parametrize("change", [tuple, lambda found: list(map(Producer, found)), of_torch])
+def test_a_result_is_judged_by_itself(change):
+    case, found = a_case_and_its_result()
+    assert str(testing.check(case, change(found))) == "met"
+    wrong = testing.check(case, change((found.mean, found.invstd * 2)))
+    assert wrong.verdict is Verdict.BROKEN
+    assert str(wrong).startswith("wrong: invstd: ")
+    assert str(testing.check(case, change((found.mean,)))) == "wrong: invstd: not there"
+
+
+def test_what_is_no_tensor_is_named():
+    case, found = a_case_and_its_result()
+    with pytest.raises(TypeError, match=r"^float; allowed: an array or a tensor$"):
+        testing.check(case, (found.mean, 1.0))
+
+
+def test_an_error_may_be_the_result():
+    refusal = ValueError("input: no")
+    case, found = a_case_and_its_result()
+    assert str(testing.check(case, refusal)) == "refused: ValueError: input: no"
+    cases = testing.cases(kinds=("stats",))
+    mistake = next(case for case in cases if case.change == "input: int32")
+    assert str(testing.check(mistake, refusal)) == "met: ValueError: input: no"
+    assert str(testing.check(mistake, found)) == "accepted: input: int32: nothing was said"

@@ -78,7 +78,7 @@ def test_ours_meets_it(topic):
     ours = testing.load("normgrad")
     for case in testing.cases(quick=True):
         if case.topic is topic:
-            judged = testing.check(case, ours)
+            judged = testing.run(case, ours)
             assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
 
 
@@ -86,7 +86,7 @@ def test_ours_refuses_every_mistake_by_name():
     ours = testing.load("normgrad")
     for case in testing.cases():
         if case.topic is Topic.MISTAKES:
-            judged = testing.check(case, ours)
+            judged = testing.run(case, ours)
             assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
 
 
@@ -110,7 +110,7 @@ def test_what_spreads_from_an_input_s_channel_is_found(kind, word, is_special, e
         assert {case.layout for case in cases} == {"contiguous", "channels_last"}
         spreading = exact_operators.Spreads(name, is_special, everywhere)
         for case in cases:
-            assert testing.check(case, spreading).verdict is Verdict.BROKEN, case
+            assert testing.run(case, spreading).verdict is Verdict.BROKEN, case
 
 
 SUMS = {
@@ -128,7 +128,7 @@ def test_a_sum_in_float32_is_found(kind, name, lanes):
     cases = quick(kind, lambda change: change == changes.LONG_SUMS)
     wrong = exact_operators.Sequential(name, lanes)
     cases = [case for case in cases if case.dtype == "float32"]
-    assert any(testing.check(case, wrong).verdict is Verdict.BROKEN for case in cases)
+    assert any(testing.run(case, wrong).verdict is Verdict.BROKEN for case in cases)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -136,7 +136,7 @@ def test_a_sum_in_float32_is_found(kind, name, lanes):
 def test_a_sum_of_halves_in_their_own_type_is_found(kind, name, dtype):
     cases = quick(kind, lambda change: change == changes.LONG_SUMS)
     wrong = exact_operators.Sequential(name, lanes=64, dtype=dtypes.BY_NAME[dtype].numpy)
-    found = [testing.check(case, wrong) for case in cases if case.dtype == dtype]
+    found = [testing.run(case, wrong) for case in cases if case.dtype == dtype]
     assert [each.verdict for each in found] == [Verdict.BROKEN]
 
 
@@ -152,7 +152,7 @@ def test_an_exact_implementation_meets_it(topic):
     of_topic = [case for case in testing.cases() if case.topic is topic]
     for case in sampled(of_topic, 40, topic.value):
         if not has_lost_its_mean(case):
-            judged = testing.check(case, exact_operators.Exact)
+            judged = testing.run(case, exact_operators.Exact)
             told.append(judged.verdict)
             assert judged.verdict in (Verdict.MET, Verdict.ABSENT), f"{case}: {judged.detail}"
     # What it has no parameter for is not tried.
@@ -164,5 +164,5 @@ def test_statistics_that_are_used_unrounded_meet_it():
     cases = [case for case in testing.cases() if has_lost_its_mean(case)]
     assert {case.dtype for case in cases} == {"float32", "float64"}
     for case in cases:
-        judged = testing.check(case, exact_operators.Exact)
+        judged = testing.run(case, exact_operators.Exact)
         assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"

@@ -37,10 +37,13 @@ def verify(
     backend: Annotated[
         str | None,
         typer.Option(
+            "--backend",
+            "--module",
             metavar="SPEC",
-            help="What to try: module:Name (a Python object or class with some of the operators), "
-            "the path of a shared library that speaks infiniop or aclnn, or torch (PyTorch's own "
-            "kernels); without it, normgrad on this machine's CPU and GPUs.",
+            help="What to try: module:Name (a Python object or class with some of the operators, "
+            "or a class of torch.nn.Module), the path of a shared library that speaks infiniop or "
+            "aclnn, or torch (PyTorch's own kernels); without it, normgrad on this machine's CPU "
+            "and GPUs.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only a quarter of the suite.")] = False,
@@ -91,9 +94,10 @@ def verify(
     if backend is None:
         info.check_settings()
     trials: list[Trial] = []
+    specs = _ours() if backend is None else [backend]
     passed, is_interrupted = True, False
     try:
-        for spec in _ours() if backend is None else [backend]:
+        for spec in specs:
             trials += [_try(spec, quick, only)]
         if not any(trial.judged for trial in trials):
             where = f"no case {'of --quick ' if quick else ''}has {shown(only)} in its name"
@@ -107,10 +111,11 @@ def verify(
             raise
         is_interrupted = True
     # Print first, since writing the page may fail.
-    _print(trials, page)
+    _print(trials, page, len(specs))
     if page is not None:
         _write(page, trials)
         show.print_lines(f"written  {page}")
+    _conclude(trials[: len(specs)])
     if is_interrupted:
         raise KeyboardInterrupt
     if not passed:
@@ -179,7 +184,17 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def _print(trials: Sequence[Trial], path: Path | None) -> None:
+def _conclude(trials: Sequence[Trial]) -> None:
+    """Print the verdict on each implementation under test, after all that is said of others."""
+    from ..testing import report
+
+    for trial in trials:
+        verdict = "passed" if trial.passed else "interrupted" if trial.unjudged else "failed"
+        show.print_lines(f"{verdict}  {plain(trial.name)}: {plain(report.headline(trial))}")
+
+
+def _print(trials: Sequence[Trial], path: Path | None, tested: int) -> None:
+    """Print all tables, and the findings on the first ``tested`` trials."""
     from ..testing import report
 
     for trial in trials:
@@ -187,7 +202,7 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
         total = report.row("in all", trial.judged)
         claims = [f"{claim.title}: {claim.text}" for claim in report.claims(trial)]
         show.columns(("", *report.HEADER), [*rows, total], *claims, title=trial.name)
-    for trial in trials:
+    for trial in trials[:tested]:
         found = report.findings(trial)
         if not found:
             continue

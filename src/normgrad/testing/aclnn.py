@@ -26,6 +26,7 @@ from . import suite
 from .c_functions import Functions, RefusedError
 from .cases import Case as OperatorsCase
 from .cases import Topic, thinned, varied
+from .conversions import NotOfferedError
 from .libraries import (
     Argument,
     Change,
@@ -41,7 +42,7 @@ from .libraries import (
 )
 from .neighbours import Neighbours, keeps, neighbours
 from .outcomes import Outcome
-from .subjects import OTHER_BITS, NotOfferedError, SubjectError, unlike
+from .subjects import OTHER_BITS, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
 from .watched import Watched, guarded
 

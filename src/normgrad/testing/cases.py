@@ -79,8 +79,9 @@ class Case:
     change: str = ""
     normal: bool = False
 
-    #: Whether the case belongs to a dialect's suite, which tests shared libraries.
-    is_of_library: ClassVar[bool] = False
+    #: Whether the outputs' shapes and dtypes must be the operator's; else the implementation
+    #: checks them, or they are the caller's own.
+    has_contract: ClassVar[bool] = True
     #: Changes to special values, by name.
     twists: ClassVar[Mapping[str, changes.Change]] = changes.TWISTS
     #: Fields that every name has, after the topic and the kind, and fields that ``name`` skips.

@@ -144,6 +144,15 @@ def _factors(weight: float, invstd: float) -> Change:
     return Change("weight", lambda call: _fill(call, values), _has(*values))
 
 
+def _subnormal(call: Call) -> None:
+    """Make the input subnormal, and the factors such that the output is of ordinary size."""
+    rng = np.random.default_rng(6)
+    least = np.finfo(np.float32).smallest_subnormal
+    old = call.given["input"]
+    call.tensors["input"] = (rng.integers(-(2**20), 2**20, old.shape) * least).astype(old.dtype)
+    _fill(call, {"mean": 0, "bias": 0, "invstd": 2.0**62, "weight": 2.0**62})
+
+
 def _forward(call: Call) -> bool:
     return "grad_out" not in call.tensors and "counts" not in call.tensors
 
@@ -168,6 +177,8 @@ _VECTORS = dict.fromkeys(
 
 #: The change that needs a large call.
 LONG_SUMS = "long sums of one sign"
+#: The change that shows whether subnormal numbers are flushed to zero.
+SUBNORMAL = "subnormal input"
 
 #: Changes to special values, by name. They fit calls of float32, of shape (3, 4, 40) or larger.
 TWISTS: Mapping[str, Change] = {
@@ -188,6 +199,7 @@ TWISTS: Mapping[str, Change] = {
         f"weight {weight:g}, invstd {invstd:g}": _factors(weight, invstd)
         for weight, invstd in ((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (1e20, 1e-19))
     },
+    SUBNORMAL: Change("input", _subnormal, _has("bias", "invstd")),
     "one element far away": replace(_put("input", 1e15, np.s_[0, :, 0]), fits=_computes_statistics),
     "constant input": replace(
         of_tensor("input", partial(np.full_like, fill_value=1.5)), fits=_forward
@@ -198,8 +210,8 @@ TWISTS: Mapping[str, Change] = {
 
 
 def is_essential(change: str) -> bool:
-    """Whether a quick run keeps the change: values that may spread from a channel, long sums."""
-    return change == LONG_SUMS or change.startswith(("NaN in ", "inf in "))
+    """Whether a quick run keeps the change: what may spread, long sums, subnormal numbers."""
+    return change in (LONG_SUMS, SUBNORMAL) or change.startswith(("NaN in ", "inf in "))
 
 
 # Mistakes

@@ -15,8 +15,9 @@ from .. import layout, reference
 from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
+from .conversions import NotOfferedError
 from .outcomes import Outcome
-from .subjects import Implementation, NotOfferedError
+from .subjects import Implementation
 from .tensors import Array, Call
 from .watched import Watched, guarded
 
@@ -303,7 +304,7 @@ class LibraryCase(Case, ABC):
     Its mistakes change the request, not the tensors.
     """
 
-    is_of_library = True
+    has_contract = False
     steps: ClassVar[type[Steps]]
 
     @property

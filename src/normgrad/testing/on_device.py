@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import precision
 from ..operators.by_name import plan
 from .cases import Case, Topic
-from .subjects import CONVERSIONS
+from .conversions import to_array, to_torch
 from .tensors import FORWARD, GRADIENTS
 
 
@@ -34,9 +34,11 @@ def cases(held: int) -> list[Case]:
 
 def outside(case: Case, device: str) -> list[str]:
     """Describe each result of a case without ``out`` or masks whose error exceeds its bound."""
-    to, back = CONVERSIONS["torch"](device)
     call = case.call()
-    tensors = {name: None if value is None else to(value) for name, value in call.tensors.items()}
+    tensors = {
+        name: None if value is None else to_torch(value, device).tensor
+        for name, value in call.tensors.items()
+    }
     made = plan(call.name, **tensors, **call.options)
     ours = made.run(**tensors)
     exact = call.exact()
@@ -44,7 +46,7 @@ def outside(case: Case, device: str) -> list[str]:
     for name, value in zip(call.results, [ours] if made.out_is_tensor else ours, strict=True):
         if value is None:
             continue
-        units = precision.error(back(value), exact[name], call.arithmetic).max()
+        units = precision.error(to_array(value), exact[name], call.arithmetic).max()
         if units > 1:
             found.append(
                 f"{call.name} ({case.kind}) in {case.dtype}, {case.layout}, of shape {case.shape}, "

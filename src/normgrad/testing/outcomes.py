@@ -96,6 +96,9 @@ class Judged:
         default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64), repr=False, compare=False
     )
 
+    def __str__(self) -> str:
+        return f"{self.verdict.value}: {self.detail}" if self.detail else self.verdict.value
+
     def __post_init__(self) -> None:
         """Shorten what an implementation says, which may be of any length."""
         object.__setattr__(self, "detail", shortened(self.detail, 1000))
@@ -140,7 +143,7 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     if outcome.error is not None:
         return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
     call, wrong = case.call(), list(outcome.faults)
-    if not case.is_of_library:  # a library writes to the caller's outputs, so they are as given
+    if case.has_contract:
         wrong += _unlike(call, outcome.outputs, strict)
     if wrong:
         return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from .cases import Case
 from .outcomes import Judged, Outcome, Verdict
-from .subjects import Implementation, SubjectError
+from .subjects import Implementation, Runner, SubjectError
 from .suites import load
 
 #: Seconds after which a case counts as hung. No case computes for a second, but a busy machine may
@@ -28,6 +28,9 @@ from .suites import load
 PATIENCE = 300.0
 #: Seconds after which a case counts as hung once another has.
 LITTLE_PATIENCE = 30.0
+
+#: An implementation's name, suite, strictness and facts.
+Description = tuple[str, str, bool, dict[str, str]]
 
 #: When this many cases of a kind have hung, the kind's other cases are not tried.
 MOST_HUNG = 3
@@ -73,8 +76,15 @@ def _receive(connection: Connection, lives: Callable[[], bool], seconds: float =
             raise TimeoutError
 
 
-class Process:
-    """An implementation's process, which is restarted when it ends or hangs."""
+class Process(Runner):
+    """An implementation in a process of its own, which is restarted when it ends or hangs.
+
+    Args:
+        spec: the implementation, as :func:`.suites.load` takes it.
+
+    Raises:
+        SubjectError: the implementation cannot be loaded.
+    """
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
@@ -82,6 +92,11 @@ class Process:
         #: Why nothing more can be tried.
         self._over = ""
         self._start("alone")
+        try:
+            self.name, self.suite, self.strict, self.facts = self._hello()
+        except BaseException:
+            self.end()
+            raise
 
     def _start(self, mode: str) -> None:
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed in `end`
@@ -96,14 +111,14 @@ class Process:
         )
         theirs.close()
 
-    def hello(self) -> dict[str, Any]:
+    def _hello(self) -> Description:
         """Receive the process's description of the implementation.
 
         Raises:
             SubjectError: the implementation could not be loaded.
         """
         try:
-            found: dict[str, Any] | SubjectError = self._receive(PATIENCE)
+            found: Description | SubjectError = self._receive(PATIENCE)
         except Exception as error:  # what comes from a process gone wrong may raise anything
             has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
             reason = self._ending() if has_ended else "no answer"
@@ -112,7 +127,7 @@ class Process:
             raise found
         return found
 
-    def found(self, case: Case) -> Outcome | Judged:
+    def run(self, case: Case) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process crashes, hangs or was given up."""
         if self._over:
             return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
@@ -132,7 +147,7 @@ class Process:
         self.end()
         self._start("forking")  # more crashes are likely, and a forked child is fast to replace
         try:
-            self.hello()
+            self._hello()
         except SubjectError as error:
             self._over = f"{error}, after it crashed"
         return found
@@ -203,8 +218,7 @@ def start() -> NoReturn:
     except SubjectError as error:
         judge.send(error)
     else:
-        names = ("name", "suite", "strict", "facts")
-        judge.send({name: getattr(subject, name) for name in names})
+        judge.send((subject.name, subject.suite, subject.strict, subject.facts))
         (_relay if mode == "forking" else _answer)(judge, subject)
     # Exit at once, without waiting for threads that the implementation left running.
     sys.stdout.flush()

@@ -13,16 +13,17 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 import normgrad
 
-from .. import devices, layout
+from .. import devices
 from ..operators.by_name import FUNCTIONS
 from . import memory_use
 from .cases import Case, Topic
-from .outcomes import Outcome
+from .conversions import FRAMEWORKS, NotOfferedError, first_line, to_array
+from .conversions import outputs as converted
+from .outcomes import Judged, Outcome
 from .tensors import Array, Call
 from .watched import Watched, reverse
 
@@ -34,10 +35,6 @@ OTHER_BITS = "other bits"
 
 #: The reason why a call is not tried: the function lacks a parameter that the call needs.
 NO_PARAMETER = "no parameter"
-
-
-class NotOfferedError(Exception):
-    """An implementation does not offer what a call needs, which is no fault."""
 
 
 class SubjectError(Exception):
@@ -53,8 +50,8 @@ def unlike(first: Outcome, again: Outcome) -> list[str]:
     ]
 
 
-class Implementation(ABC):
-    """An implementation under test.
+class Runner(ABC):
+    """What cases are run on: an implementation, or a process that has one.
 
     Attributes:
         name: its name in a report.
@@ -67,6 +64,18 @@ class Implementation(ABC):
     suite: str
     strict: bool
     facts: dict[str, str]
+
+    @abstractmethod
+    def run(self, case: Case) -> Outcome | Judged:
+        """The outcome of a case of its suite, or its verdict where no outcome was left."""
+
+    def has(self, case: Case) -> bool:
+        """Whether there is the operator that a case calls, as far as is known without calls."""
+        return self.suite != "operators" or case.operator in self.facts["operators"].split(", ")
+
+
+class Implementation(Runner):
+    """An implementation under test, in this process."""
 
     @abstractmethod
     def once(self, call: Any) -> Outcome:
@@ -142,7 +151,8 @@ class Subject(Implementation):
             ``channel_axis``, a mask) is not tried, and one for which the method raises
             NotImplementedError does not count. The object may have
 
-            - ``framework``: "numpy" (arrays, with ml_dtypes' bfloat16) or "torch" (tensors);
+            - ``framework``: "numpy" (arrays, with ml_dtypes' bfloat16), "torch" (tensors), or
+              "dlpack" (what ``from_dlpack`` makes of an object with ``__dlpack__``, or that);
             - ``device``: the device of PyTorch's tensors, "cpu" by default;
             - ``set_num_threads``: takes a number of threads, or None for all.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
@@ -172,18 +182,18 @@ class Subject(Implementation):
                 f"{name}: no operators; allowed: an object with some of {', '.join(FUNCTIONS)}"
             )
         self.framework: str = getattr(operators, "framework", "numpy")
-        if self.framework not in CONVERSIONS:
+        if self.framework not in FRAMEWORKS:
             raise SubjectError(
-                f"{name}: framework {self.framework!r}; allowed: {', '.join(CONVERSIONS)}"
+                f"{name}: framework {self.framework!r}; allowed: {', '.join(FRAMEWORKS)}"
             )
         self.device = str(getattr(operators, "device", "cpu"))
+        self.passed = FRAMEWORKS[self.framework](operators, self.device)
         try:
-            to, _ = CONVERSIONS[self.framework](self.device)
-            to(np.zeros(1, np.float32))
+            self.passed(np.zeros(1, np.float32))
         except Exception as error:  # the framework or the device is missing
             raise SubjectError(
                 f"{name}: {self.framework} on device {self.device!r} cannot be used "
-                f"({_first_line(error)}); allowed: what this machine has"
+                f"({first_line(error)}); allowed: what this machine has"
             ) from None
         self._set_num_threads = getattr(operators, "set_num_threads", None) or (lambda count: None)
         self.facts = {
@@ -215,20 +225,16 @@ class Subject(Implementation):
             try:
                 result = function(*given.positional, **given.options)
             except NotImplementedError as error:
-                raise NotOfferedError(_first_line(error) or "not implemented") from None
+                raise NotOfferedError(first_line(error) or "not implemented") from None
             except Exception as error:
                 faults = tuple(given.faults(refused=True))
-                return Outcome(error=(type(error).__name__, _first_line(error)), faults=faults)
+                return Outcome(error=(type(error).__name__, first_line(error)), faults=faults)
             try:
                 outputs = given.outputs(result)
             except Exception as error:  # a result of another kind may raise anything
                 fault = f"its result cannot be read: {type(error).__name__}: {error}"
                 return Outcome(faults=(fault, *given.faults()))
             return Outcome(outputs, faults=tuple(given.faults(outputs)))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")
 
 
 def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -249,12 +255,12 @@ class _Given:
 
     def __init__(self, subject: Subject, call: Call) -> None:
         self._call = call
-        self._to, self._from = CONVERSIONS[subject.framework](subject.device)
         first = call.first_out
         given = call.given
         watched = given if first is None else {**given, "out": first}
         self._before = {name: Watched(each) for name, each in watched.items()}
-        tensors = {name: self._to(each) for name, each in given.items()}
+        passed = {name: subject.passed(each) for name, each in given.items()}
+        tensors = {name: each.tensor for name, each in passed.items()}
         self.options = dict(call.options)
         # In the order of normgrad's function, which may have an option among the tensors.
         self.positional = [
@@ -268,15 +274,15 @@ class _Given:
             if out is None and first is not None:
                 if subject.framework == "torch" and not first.flags.writeable:
                     raise NotOfferedError("PyTorch has no read-only tensors")
-                out = self._to(first)
+                passed["out"] = subject.passed(first)
+                out = passed["out"].tensor
             is_tensor = call.operator.out_is_tensor
             self.options["out"] = out if is_tensor else (out, *call.out[1:])
+        self._passed = passed.values()
 
     def outputs(self, result: Any) -> dict[str, Array]:
         """Convert a result, a tuple in normgrad's order or the only output, to arrays by name."""
-        values = (result,) if self._call.operator.out_is_tensor else tuple(result)
-        named = zip(self._call.results, values, strict=False)
-        return {name: self._from(value) for name, value in named if value is not None}
+        return converted(self._call, result)
 
     def faults(
         self, outputs: Mapping[str, Array] | None = None, refused: bool = False
@@ -284,13 +290,15 @@ class _Given:
         """Faults in what the call wrote and in the outputs that it returned.
 
         A caller who changes an output that shares memory with an input or with another output
-        changes that tensor too. For a GPU's tensors only the copies on the host are checked.
+        changes that tensor too. That is not seen of tensors on other devices.
         """
+        for each in self._passed:
+            each.fetch()
         outputs, given = outputs or {}, self._call.first_out
         first = self._call.results[0] if outputs else ""  # a wrong call may have no results
         if given is not None and first in outputs:
             out = self.options["out"]
-            found = self._from(out[0] if isinstance(out, tuple) else out)
+            found = to_array(out[0] if isinstance(out, tuple) else out)
             if found.tobytes() != outputs[first].tobytes():
                 yield "out: what was returned is not written to it"
         for name, memory in self._before.items():
@@ -304,57 +312,6 @@ class _Given:
                 if np.may_share_memory(value, taken):
                     yield f"{name}: in the memory of {other}"
             others[name] = value
-
-
-# Conversions of arrays to an implementation's tensors, and back
-
-_Conversions = tuple[Callable[[Array], Any], Callable[[Any], Array]]
-
-
-def _numpy_conversion(device: str) -> _Conversions:
-    def back(value: Any) -> Array:
-        if not hasattr(value, "__array__"):
-            raise TypeError(f"{type(value).__name__}; allowed: an array")
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            raise TypeError(f"dtype {array.dtype}; allowed: floating-point types")
-        return array
-
-    return lambda value: value, back
-
-
-def _torch_conversion(device: str) -> _Conversions:
-    import torch
-
-    bfloat16 = np.dtype(ml_dtypes.bfloat16)
-
-    def to(value: Array) -> Any:
-        if any(stride < 0 for stride in value.strides):
-            raise NotOfferedError("PyTorch has no negative strides")
-        half = value.dtype == bfloat16
-        tensor = torch.from_numpy(value.view(np.uint16) if half else value)
-        tensor = tensor.view(torch.bfloat16) if half else tensor
-        if device == "cpu":
-            return tensor
-        # Copy all memory that the tensor spans, to keep its strides on the device.
-        _, last = layout.extent(tensor.shape, tensor.stride())
-        flat = tensor.as_strided((last + 1,), (1,)).to(device)
-        return flat.as_strided(tensor.shape, tensor.stride())
-
-    def back(tensor: Any) -> Array:
-        tensor = tensor.detach().cpu()
-        if tensor.dtype != torch.bfloat16:
-            return np.asarray(tensor.numpy())
-        return np.asarray(tensor.view(torch.uint16).numpy().view(bfloat16))
-
-    return to, back
-
-
-#: Conversions to and from tensors on a device, by an implementation's ``framework``.
-CONVERSIONS: Mapping[str, Callable[[str], _Conversions]] = {
-    "numpy": _numpy_conversion,
-    "torch": _torch_conversion,
-}
 
 
 # Finding implementations
@@ -382,7 +339,7 @@ def ours(device: str) -> Subject:
     return Subject(f"normgrad ({device})", operators, strict=True)
 
 
-def imported(spec: str) -> Subject:
+def imported(spec: str) -> Any:
     """An object of a module, or the module itself; see :func:`.suites.load`."""
     module, _, attribute = spec.partition(":")
     if not all(module.split(".")):  # a name with an empty part is a relative one
@@ -399,4 +356,4 @@ def imported(spec: str) -> Subject:
         if not hasattr(found, name):
             raise SubjectError(f"{spec}: {module} has no {attribute}")
         found = getattr(found, name)
-    return Subject(spec, found)
+    return found

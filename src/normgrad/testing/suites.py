@@ -5,16 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import aclnn, infiniop, subjects
+from . import aclnn, infiniop, modules, subjects
 from .c_functions import Functions, of_libraries
+from .cases import Case, Topic
 from .libraries import Library
-from .subjects import Implementation, Subject, SubjectError
+from .outcomes import Judged, judge
+from .subjects import Implementation, Runner, Subject, SubjectError
 from .suite import cases
 
 
@@ -29,6 +32,7 @@ SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
     "infiniop": Suite(infiniop.cases),
     "aclnn": Suite(aclnn.cases),
+    "modules": Suite(modules.cases),
 }
 
 #: The dialects that a shared library may speak.
@@ -41,13 +45,39 @@ _loaded = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
 
 
+def cases_of(runner: Runner, quick: bool = False) -> tuple[Case, ...]:
+    """The cases of an implementation's suite, or a quick run's part of them."""
+    return SUITES[runner.suite].cases(quick, runner.facts)
+
+
+def run(case: Case, operators: Any) -> Judged:
+    """Run a case on an implementation and return its verdict.
+
+    Args:
+        case: one of :func:`normgrad.testing.cases`; for a library, one of its suite in ``SUITES``.
+        operators: an object or class as :class:`Subject` takes it, or what :func:`load` returns.
+    """
+    runner: Runner = operators if isinstance(operators, Runner) else Subject("it", operators)
+
+    def judged(case: Case) -> Judged:
+        found = runner.run(case)
+        return found if isinstance(found, Judged) else judge(case, found, runner.strict)
+
+    found = judged(case)
+    if not case.is_mistake:
+        return found
+    plain = (e for e in cases_of(runner, True) if (e.topic, e.kind) == (Topic.PLAIN, case.kind))
+    return found.beside(next(map(judged, plain), None))
+
+
 def load(spec: str) -> Implementation:
     """Load the implementation of a name.
 
     Args:
         spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
-            shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
-            module that can be imported, or "module" for the module itself.
+            shared library that speaks infiniop or aclnn; "module:Name" for an object, a class or a
+            class of ``torch.nn.Module`` in a module that can be imported, or "module" for the
+            module itself.
 
     Raises:
         SubjectError: the name is of no implementation, or of one that cannot be used.
@@ -67,7 +97,11 @@ def load(spec: str) -> Implementation:
         )
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
         return _opened(spec)
-    return subjects.imported(spec)
+    found = subjects.imported(spec)
+    torch = sys.modules.get("torch")  # which has been imported where there is a module of its
+    if torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module):
+        return modules.Module(spec, found)
+    return Subject(spec, found)
 
 
 def _opened(path: str) -> Library:

@@ -12,7 +12,7 @@ from .cases import Case, Topic
 from .outcomes import Judged, Outcome, Verdict, judge
 from .process import Process
 from .subjects import NO_PARAMETER
-from .suites import SUITES
+from .suites import cases_of
 
 
 @dataclass(frozen=True)
@@ -131,27 +131,26 @@ def try_cases(
         TrialInterrupted: an interrupt came after the first case was begun.
     """
     process = Process(spec)
+    strict = process.strict
     futures: list[Future[Judged]] = []
     is_stopped = False
     try:
-        hello = process.hello()
-        facts, suite = hello["facts"], SUITES[hello["suite"]]
-        whole = suite.cases(quick, facts)
+        whole = cases_of(process, quick)
         named = [case for case in whole if case.name == only]
         named = named or [case for case in whole if only in case.name]
         cases = [case for case in named if wanted(case)]
         kinds = {case.kind for case in cases} - {c.kind for c in cases if c.topic is Topic.PLAIN}
         beside = [case for case in whole if case.topic is Topic.PLAIN and case.kind in kinds]
-        started(hello["name"], len(cases) + len(beside))
+        started(process.name, len(cases) + len(beside))
 
         def verdict(case: Case, found: Outcome | Judged) -> Judged:
-            return found if isinstance(found, Judged) else judge(case, found, hello["strict"])
+            return found if isinstance(found, Judged) else judge(case, found, strict)
 
         # Judge one case while the process computes the next.
         with suppress(KeyboardInterrupt), ThreadPoolExecutor(1) as judging:
             is_stopped = True
             for case in (*cases, *beside):
-                futures.append(judging.submit(verdict, case, process.found(case)))
+                futures.append(judging.submit(verdict, case, process.run(case)))
                 for each in futures[-2:-1]:
                     progress(each.result())
             for each in futures[-1:]:
@@ -164,10 +163,13 @@ def try_cases(
     judged = [each.beside(plain.get(each.case.kind)) for each in judged]
     trial = Trial(
         spec=spec,
-        **hello,
+        name=process.name,
+        suite=process.suite,
+        facts=process.facts,
+        strict=strict,
         judged=tuple(judged[: len(cases)]),
         beside=tuple(judged[len(cases) :]),
-        total=len(suite.cases(False, facts)),
+        total=len(cases_of(process)),
         unjudged=len(cases) + len(beside) - len(judged),
     )
     if is_stopped:

@@ -1,0 +1,129 @@
+"""Tensors of the frameworks that implementations take, made from NumPy arrays, and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from .. import dlpack, dtypes, frameworks, layout, memory
+from .tensors import Array, Call
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class NotOfferedError(Exception):
+    """An implementation does not offer what a call needs, which is no fault."""
+
+
+class Passed(NamedTuple):
+    """A tensor as it is passed to an implementation.
+
+    Attributes:
+        tensor: the tensor, over the array's own memory where the framework and device allow.
+        fetch: copies what the tensor's memory has now to the array's, if they are two.
+    """
+
+    tensor: Any
+    fetch: Callable[[], object] = lambda: None
+
+
+def to_numpy(value: Array) -> Passed:
+    """The array itself."""
+    return Passed(value)
+
+
+def to_torch(value: Array, device: str = "cpu") -> Passed:
+    """A PyTorch tensor with the array's values and strides on a device of PyTorch's.
+
+    Raises:
+        NotOfferedError: PyTorch has no negative strides.
+    """
+    import torch
+
+    if any(stride < 0 for stride in value.strides):
+        raise NotOfferedError("PyTorch has no negative strides")
+    half = value.dtype == _BFLOAT16
+    tensor = torch.from_numpy(value.view(np.uint16) if half else value)
+    tensor = tensor.view(torch.bfloat16) if half else tensor
+    if device == "cpu":
+        return Passed(tensor)
+    # Copy all memory that the tensor spans, to keep its strides on the device.
+    _, last = layout.extent(tensor.shape, tensor.stride())
+    flat = tensor.as_strided((last + 1,), (1,))
+    there = flat.to(device, copy=True)
+    passed = there.as_strided(tensor.shape, tensor.stride())
+    return Passed(passed, lambda: flat.copy_(there))
+
+
+def to_dlpack(value: Array, from_dlpack: Callable[[Any], Any]) -> Passed:
+    """What a framework's ``from_dlpack`` makes of the array's memory, which it may copy.
+
+    Raises:
+        NotOfferedError: the framework refuses it.
+    """
+    try:
+        return Passed(from_dlpack(dlpack.producer_of(value)))
+    except Exception as error:
+        raise NotOfferedError(f"from_dlpack: {first_line(error)}") from None
+
+
+#: What makes a function that passes arrays, by an implementation's ``framework``.
+FRAMEWORKS: Mapping[str, Callable[[Any, str], Callable[[Array], Passed]]] = {
+    "numpy": lambda operators, device: to_numpy,
+    "torch": lambda operators, device: lambda value: to_torch(value, device),
+    "dlpack": lambda operators, device: (
+        lambda value: to_dlpack(value, getattr(operators, "from_dlpack", lambda producer: producer))
+    ),
+}
+
+
+def to_array(value: Any) -> Array:
+    """The array of a tensor: NumPy's, PyTorch's on any device, or of anything that speaks DLPack.
+
+    It is a view of memory on the CPU, and a copy of that of another device.
+
+    Raises:
+        TypeError: something else.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            return np.asarray(tensor.view(torch.uint16).numpy().view(_BFLOAT16))
+        return np.asarray(tensor.numpy())
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"dtype {array.dtype}; allowed: floating-point types")
+        return array
+    if not hasattr(value, "__dlpack__"):
+        raise TypeError(f"{type(value).__name__}; allowed: an array or a tensor")
+    if dlpack.device_of("the result", value) != "cpu":
+        from torch import from_dlpack
+
+        return to_array(from_dlpack(value))
+    opened = frameworks.of("the result", value).opened("the result", value, writing=False)
+    spec = opened.spec("the result", dtypes.FLOATS)
+    assert isinstance(opened.address, int)  # that of a tensor which can be read
+    kind = spec.dtype.numpy
+    return memory.array_at(opened.address, spec.shape, spec.strides, kind, opened.tensor)
+
+
+def outputs(call: Call, result: Any) -> dict[str, Array]:
+    """A result's arrays by name; it is a tuple in normgrad's order, or the only output.
+
+    Raises:
+        TypeError: something else is in it.
+    """
+    values = (result,) if call.operator.out_is_tensor else tuple(result)
+    named = zip(call.results, values, strict=False)
+    return {name: to_array(value) for name, value in named if value is not None}
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text."""
+    return next(iter(str(error).splitlines()), "")

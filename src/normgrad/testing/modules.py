@@ -1,0 +1,251 @@
+"""Layers of PyTorch under test: a module's output, and its gradients through autograd.
+
+The formula is that of :mod:`normgrad.reference`, but statistics are exact where an operator's are
+rounded, since a module returns none. A module's mean may be rounded, so the scale of x − mean is
+|x| + |mean|.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..reference import Exact
+from . import suite
+from .cases import Case, Topic
+from .changes import TWISTS
+from .conversions import NotOfferedError, first_line, to_array, to_torch
+from .outcomes import Outcome
+from .subjects import Implementation, SubjectError
+from .tensors import Array, Call
+from .watched import Watched
+
+#: The kinds of forward pass and of gradients, by what a module's class has in its name.
+KINDS = {
+    "batchnorm": ("forward", "train"),
+    "groupnorm": ("forward_group_norm", "group_norm"),
+    "layernorm": ("forward_layer_norm", "layer_norm"),
+    "rmsnorm": ("forward_rms_norm", "rms_norm"),
+}
+_GRADIENTS = dict(KINDS.values())
+
+#: The topics of which a module can be asked, since it takes nothing but the input.
+_TOPICS = (
+    *(Topic.PLAIN, Topic.VALUES, Topic.MEAN, Topic.SHAPES, Topic.SIZES, Topic.SPECIAL),
+    Topic.DETERMINISM,
+)
+#: Fields of cases that describe what a module does not take.
+_NOT_TAKEN = (
+    "x_dtype",
+    "parameters",
+    "x_layout",
+    "vectors",
+    "channel_axis",
+    "absent",
+    "mask",
+    "out",
+)
+
+
+class Step(NamedTuple):
+    """A module's forward and backward pass.
+
+    Attributes:
+        call: the forward pass, as a call of the operator.
+        vectors: the parameters by the operator's names, the weight first.
+        grad_out: the gradient of the output.
+    """
+
+    call: Call
+    vectors: dict[str, Array]
+    grad_out: Array
+
+    @property
+    def inputs(self) -> list[Array]:
+        """The tensors that the passes read."""
+        return [self.call.given["input"], *self.vectors.values(), self.grad_out]
+
+
+class ModuleCase(Case):
+    """A module's forward and backward pass, with parameters of the input's dtype."""
+
+    has_contract = False
+
+    def call(self) -> Call:
+        return Case.call(replace(self, parameters=self.dtype))
+
+    def request(self) -> Step:
+        call = self.call()
+        vectors = {name: call.given[name] for name in _vectors(call) if name in call.given}
+        every = {field.name: getattr(self, field.name) for field in fields(Case)}
+        backward = Case(**{**every, "kind": _GRADIENTS[self.kind], "absent": ()}).call()
+        return Step(call, vectors, backward.given["grad_out"])
+
+    def exact(self, call: Call) -> dict[str, Exact]:
+        """The output and the gradients, each with its scale."""
+        with np.errstate(all="ignore"):
+            return _exact(self.request())
+
+
+def _vectors(call: Call) -> list[str]:
+    """The names of the operator's weight and bias, which RMS norm has not."""
+    return [name for name in ("weight", "gamma", "bias", "beta") if name in call.tensors]
+
+
+def _exact(step: Step) -> dict[str, Exact]:
+    call = step.call
+    wide = np.longdouble if step.grad_out.dtype == np.float64 else np.float64
+    x, dy = (each.astype(wide) for each in (call.given["input"], step.grad_out))
+    shape, rank = x.shape, x.ndim
+    if "normalized_shape" in call.options:
+        first = rank - len(call.options["normalized_shape"])
+        over, across = tuple(range(first, rank)), tuple(range(first))
+    elif "num_groups" in call.options:
+        groups = call.options["num_groups"]
+        split = (shape[0], groups, shape[1] // groups, math.prod(shape[2:]))
+        x, dy = x.reshape(split), dy.reshape(split)
+        over, across = (2, 3), (0, 3)
+    else:
+        over = across = (0, *range(2, rank))
+    of_parameters = tuple(1 if axis in across else size for axis, size in enumerate(x.shape))
+    vectors = [each.astype(wide).reshape(of_parameters) for each in step.vectors.values()]
+    w = vectors[0] if vectors else np.ones(1, wide)
+    b = vectors[1] if len(vectors) > 1 else np.zeros(1, wide)
+    is_centred = call.operator.is_centred
+    count = max(1, math.prod(x.shape[axis] for axis in over))
+
+    def mean_of(values: Array) -> Array:
+        total: Array = values.sum(over, keepdims=True) / count
+        return total
+
+    mean = mean_of(x) if is_centred else np.zeros_like(mean_of(x))
+    r = 1 / np.sqrt(mean_of((x - mean) ** 2) + wide(call.options["eps"]))
+
+    def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
+        xhat, d = xmu * r, w * dy
+        inner = xhat * mean_of(d * xhat) + (mean_of(d) if is_centred else 0)
+        yield (w * xhat + b).reshape(shape)
+        yield (r * (d + minus * inner)).reshape(shape)
+        for terms, vector in zip((dy * xhat, dy), step.vectors.values(), strict=False):
+            yield terms.sum(across).reshape(vector.shape)
+
+    values = formula(x - mean, dy, w, b, -1)
+    scales = formula(abs(x) + abs(mean), abs(dy), abs(w), abs(b), 1)
+    names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
+    return dict(zip(names, map(Exact, values, scales), strict=True))
+
+
+def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:
+    """The cases of the operators' suite that a module with these facts can be asked for."""
+    kind, parameters = facts["kind"], int(facts["parameters"])
+    found: dict[str, ModuleCase] = {}
+    for case in suite.cases(quick, (kind,)):
+        every = {field.name: getattr(case, field.name) for field in fields(Case)}
+        plain = Case(case.topic, case.kind, case.shape)
+        is_taken = all(every[name] == getattr(plain, name) for name in _NOT_TAKEN)
+        is_of_input = not case.change or (
+            case.topic is Topic.SPECIAL and TWISTS[case.change].argument == "input"
+        )
+        if case.topic in _TOPICS and is_taken and is_of_input:
+            every["absent"] = tuple(_vectors(case.call())[parameters:])
+            every["normal"] = False  # that bound is for statistics which were rounded once
+            if len(case.shape) > 3 and "normalized_shape" in case.call().options:
+                # Many modules normalise the last axis, whatever shape they are made with.
+                every["shape"] = (*case.shape[:2], math.prod(case.shape[2:]))
+            made = ModuleCase(**every)
+            found.setdefault(made.name, made)
+    return tuple(found.values())
+
+
+class Module(Implementation):
+    """A class of PyTorch's modules under test.
+
+    Args:
+        name: its name in a report.
+        made: the class, which has BatchNorm, GroupNorm, LayerNorm or RMSNorm in its name. It takes
+            the number of channels, of groups and channels, or of a row's elements, and ``eps``; a
+            row is the last axis. Its parameters are the weight and, if there is one, the bias.
+            ``device`` may be an attribute: "cpu" by default.
+
+    Raises:
+        SubjectError: the class has another name, or cannot be used.
+    """
+
+    suite, strict = "modules", False
+
+    def __init__(self, name: str, made: Any) -> None:
+        self.name, self._made = name, made
+        self._device = str(getattr(made, "device", "cpu"))
+        spelled = made.__name__.lower().replace("_", "")
+        kinds = [kinds for word, kinds in KINDS.items() if word in spelled]
+        if not kinds:
+            raise SubjectError(
+                f"{name}: a module named {made.__name__}; allowed: a name with BatchNorm, "
+                "GroupNorm, LayerNorm or RMSNorm in it"
+            )
+        forward, _ = kinds[0]
+        plain = ModuleCase(Topic.PLAIN, forward, (3, 4, 5))
+        try:
+            parameters = list(self._module(plain.request()).parameters())
+        except Exception as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise SubjectError(f"{name}: cannot be made: {reason}") from error
+        self.facts = {
+            "operators": plain.operator,
+            "kind": forward,
+            "parameters": str(len(parameters)),
+            "tensors": f"torch, {self._device}",
+        }
+
+    def _module(self, step: Step) -> Any:
+        options = step.call.options
+        channels = step.call.given["input"].shape[1]
+        if "normalized_shape" in options:
+            return self._made(*options["normalized_shape"], eps=options["eps"])
+        groups = [options["num_groups"]] if "num_groups" in options else []
+        return self._made(*groups, channels, eps=options["eps"])
+
+    def once(self, call: Step) -> Outcome:
+        import torch
+
+        x, dy = call.call.given["input"], call.grad_out
+        watched = {"input": Watched(x), "grad_out": Watched(dy)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            passed, gradient = (to_torch(each, self._device) for each in (x, dy))
+            vectors = {name: to_torch(each).tensor for name, each in call.vectors.items()}
+            try:
+                module = self._module(call).to(self._device, passed.tensor.dtype)
+                parameters = dict(zip(vectors, module.parameters(), strict=True))
+                with torch.no_grad():
+                    for name, parameter in parameters.items():
+                        parameter.copy_(vectors[name])
+                output = module(passed.tensor.requires_grad_())
+                output.backward(gradient.tensor)
+            except NotImplementedError as error:
+                raise NotOfferedError(first_line(error) or "not implemented") from None
+            except Exception as error:
+                return Outcome(error=(type(error).__name__, first_line(error)))
+        wanted = {"output": x, "grad_input": x}
+        wanted |= {f"grad_{name}": value for name, value in call.vectors.items()}
+        tensors = [output, passed.tensor.grad, *(each.grad for each in parameters.values())]
+        faults, outputs = [], {}
+        for (name, like), tensor in zip(wanted.items(), tensors, strict=True):
+            if tensor is None:
+                faults.append(f"{name}: not there")
+                continue
+            found = outputs[name] = to_array(tensor)
+            if (found.shape, found.dtype) != (like.shape, like.dtype):
+                what = f"{found.dtype} of shape {found.shape}"
+                faults.append(f"{name}: {what}; allowed: {like.dtype} of shape {like.shape}")
+        for each in (passed, gradient):
+            each.fetch()
+        said = ((name, memory.fault(written=False)) for name, memory in watched.items())
+        return Outcome(
+            outputs, faults=(*faults, *(f"{name}: {what}" for name, what in said if what))
+        )

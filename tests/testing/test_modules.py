@@ -1,0 +1,162 @@
+"""PyTorch's layers under test, forward and backward, and tensors on devices and of DLPack."""
+
+from __future__ import annotations
+
+import array_api_strict as xp
+import numpy as np
+import pytest
+from support import sampled
+
+import normgrad as ng
+from normgrad import testing
+from normgrad.testing import Topic, Verdict, suites
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.cpu
+
+
+def cases(module, quick=True):
+    return suites.cases_of(module, quick)
+
+
+def has_lost_its_variance(case):
+    """PyTorch's group norm of float64, the one that is not computed in wider numbers."""
+    return case.kind == "forward_group_norm" and case.dtype == "float64" and case.mean > 1
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm"])
+def test_an_exact_module_meets_the_suite(name):
+    module = testing.load(f"tried_modules:Exact{name}")
+    found = cases(module)
+    topics = {case.topic for case in found}
+    assert topics == {*Topic} - {
+        *(Topic.MASKS, Topic.ABSENT, Topic.VECTORS, Topic.OUTPUTS, Topic.MISTAKES, Topic.MEMORY)
+    }
+    assert {case.dtype for case in found} == {"float32", "float16", "bfloat16", "float64"}
+    told = set()
+    for case in sampled(found, 8, name):
+        judged = testing.run(case, module)
+        told.add(judged.verdict)
+        if not has_lost_its_variance(case):
+            unanswered = (Verdict.ABSENT, Verdict.REFUSED)  # negative strides, and four axes
+            assert judged.verdict in (Verdict.MET, *unanswered), f"{case}: {judged}"
+    assert Verdict.MET in told
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "detail"),
+    [
+        ("EpsOutsideRMSNorm", Topic.PLAIN, "output: "),
+        ("SquaresLayerNorm", Topic.MEAN, "output: "),
+        ("DetachedLayerNorm", Topic.PLAIN, "grad_input: "),
+        ("WideGroupNorm", Topic.PLAIN, "output: float64 of shape (3, 4, 5); allowed: float32 of "),
+        ("InPlaceRMSNorm", Topic.PLAIN, "input: written to"),
+        ("InPlaceOnADeviceRMSNorm", Topic.PLAIN, "input: written to"),
+    ],
+)
+def test_a_module_s_defect_is_found(name, topic, detail):
+    module = testing.load(f"tried_modules:{name}")
+    found = [testing.run(case, module) for case in cases(module) if case.topic is topic]
+    broken = [each for each in found if each.verdict is Verdict.BROKEN]
+    assert broken
+    assert all(detail in each.detail for each in broken), broken
+
+
+def test_a_module_that_returns_no_tensor_is_refused():
+    module = testing.load("tried_modules:TupleRMSNorm")
+    judged = testing.run(cases(module)[0], module)
+    reason = "AttributeError: 'tuple' object has no attribute 'backward'"
+    assert (judged.verdict, judged.detail) == (Verdict.REFUSED, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Scale", "a module named Scale; allowed: a name with BatchNorm, GroupNorm, LayerNorm or "),
+        ("NoEpsRMSNorm", "cannot be made: TypeError: NoEpsRMSNorm.__init__() got an unexpected "),
+    ],
+)
+def test_modules_that_cannot_be_tried(name, message):
+    with pytest.raises(testing.SubjectError) as caught:
+        testing.load(f"tried_modules:{name}")
+    assert str(caught.value).startswith(f"tried_modules:{name}: {message}")
+
+
+# Tensors elsewhere, and of other frameworks
+
+
+class OnADevice:
+    """PyTorch's tensors on what counts as another device than "cpu": they are copied."""
+
+    framework, device = "torch", "cpu:0"
+
+    def batch_norm_elemt(self, input, weight, bias, mean, invstd, *, out=None):
+        self.change(input)
+        return ng.batch_norm_elemt(input, weight, bias, mean, invstd, out=out)
+
+    def change(self, input):
+        assert isinstance(input, torch.Tensor)
+
+
+class ChangesThere(OnADevice):
+    def change(self, input):
+        if input.numel():
+            input.add_(1)
+
+
+class Strict:
+    """Arrays that NumPy knows nothing of."""
+
+    framework = "dlpack"
+    from_dlpack = staticmethod(xp.from_dlpack)
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        assert type(input) is type(xp.zeros(1))
+        return ng.batch_norm_stats(input, eps=eps)
+
+
+class Producers:
+    """Anything that speaks DLPack, as a compiled extension takes and returns it."""
+
+    framework = "dlpack"
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        return tuple(map(DLPackOnly, ng.batch_norm_stats(np.from_dlpack(input), eps=eps)))
+
+
+class DLPackOnly:
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **arguments):
+        return self._array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def judged(operators, kind, topics):
+    every = [case for case in testing.cases(True, (kind,)) if case.topic in topics]
+    return [testing.run(case, operators) for case in every]
+
+
+def test_tensors_on_a_device():
+    topics = (Topic.PLAIN, Topic.OUTPUTS, Topic.VECTORS)
+    told = judged(OnADevice, "normalise", topics)
+    assert {each.verdict for each in told} <= {Verdict.MET, Verdict.ABSENT}
+    assert any(each.case.out and each.verdict is Verdict.MET for each in told)
+    told = judged(ChangesThere, "normalise", (Topic.PLAIN,))
+    assert ["input: written to" in each.detail for each in told] == [True]
+
+
+@pytest.mark.parametrize("operators", [Strict, Producers])
+def test_tensors_through_dlpack(operators):
+    told = judged(operators, "stats", (Topic.PLAIN, Topic.VALUES))
+    wrong = [each for each in told if each.verdict is Verdict.BROKEN]
+    assert not wrong
+    met = {each.case.dtype for each in told if each.verdict is Verdict.MET}
+    assert met >= {"float32", "float64"}
+    if operators is Strict:  # which has no 16-bit floating-point numbers
+        halves = {each.detail for each in told if each.case.dtype in ("float16", "bfloat16")}
+        assert halves
+        assert all(each.startswith("from_dlpack: ") for each in halves)
