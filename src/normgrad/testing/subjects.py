@@ -328,7 +328,11 @@ def ours(device: str) -> Subject:
             import torch  # noqa: F401 - normgrad knows GPUs only once torch is imported
 
             device = devices.named(device)
-        except (ModuleNotFoundError, TypeError, ValueError) as error:
+        except ModuleNotFoundError:
+            raise SubjectError(
+                f"normgrad:{device}: device: {device!r}, without PyTorch; allowed: cpu"
+            ) from None
+        except (TypeError, ValueError) as error:
             raise SubjectError(f"normgrad:{device}: {error}") from None
     operators = SimpleNamespace(
         **{name: getattr(normgrad, name) for name in FUNCTIONS},
