@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from triton_programs import H200, OVER_TENSORS, arguments, program_of
+from triton_programs import OVER_TENSORS, arguments, program_of
 
 from normgrad.backends.triton.config import ABSENT, OVER_SETS, slot
 from normgrad.backends.triton.launches import Launch
@@ -117,23 +117,21 @@ def _vectors(launch: Launch) -> tuple[float, float]:
     return statistics, parameters * _each(launch, PARAMETERS)
 
 
-def _data(launch: Launch) -> tuple[int, int]:
-    """The bytes of each element that a launch reads of dy and x, and writes of dx."""
+def _data(launch: Launch, passes: str) -> tuple[int, int]:
+    """The bytes of each element that a launch reads of dy and x, and writes of dx.
+
+    A launch that reads groups twice, in a plan of one pass, finds them in a cache again.
+    """
     config = launch.config
     if launch.kernel not in OVER_TENSORS:
         return 0, 0
     read = ITEMSIZES[config.x.code]
     if not config.forward:
         read += ITEMSIZES[config.dy.code]
-    if launch.kernel == "groups" and not config.held and not fits(launch):
+    if not config.held and passes == "two passes":
         read *= 2
     writes = config.writes or launch.kernel == "write"
     return read, ITEMSIZES[config.dx.code] if writes else 0
-
-
-def fits(launch: Launch) -> bool:
-    """Whether a group's second read finds it in a processor's cache."""
-    return launch.arguments.sizes.per_group * launch.arguments.sizes.positions <= H200.persistent
 
 
 def _beside(launch: Launch) -> tuple[float, float]:
@@ -168,7 +166,7 @@ def cost(made: Program) -> Cost:
     padded = made.launches[0].config.sharing or 1
     elements = sizes.sets * sizes.channels * sizes.positions // padded * sizes.sharing
     over_tensors = [launch for launch in made.launches if launch.kernel in OVER_TENSORS]
-    data = sum(sum(_data(launch)) for launch in over_tensors)
+    data = sum(sum(_data(launch, made.passes)) for launch in over_tensors)
     read, written = map(sum, zip(*map(_beside, made.launches), strict=True))
     least = []
     for launch in over_tensors:
@@ -176,7 +174,7 @@ def cost(made: Program) -> Cost:
         part = launch.arguments.sizes
         channels = part.step * part.each if launch.config.held else part.per_group * part.each
         positions = part.positions if not launch.config.held else min(part.part, part.positions)
-        least.append(positions * channels * _data(launch)[0])
+        least.append(positions * channels * _data(launch, made.passes)[0])
     return Cost(
         data // ITEMSIZES[made.launches[0].config.dx.code],
         1 + (read + written) / (data * elements),

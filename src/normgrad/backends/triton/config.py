@@ -58,8 +58,8 @@ class Config(NamedTuple):
         keeps_sums: whether the kernel also stores its sums in the workspace.
         columns: whether the gradients of parameters are made from sums over lines that include each
             line's 1/std, rather than from sums of every set.
-        chain: the number of tiles whose terms of these sums are added in float32 before they are
-            folded into float64; 0 if all are added in float64.
+        chain: the number of tiles whose terms of these sums are added in float32 before they go to
+            the workspace; 0 if all are added in float64.
         stages: the number of tiles that ``groups`` reads or computes at once; 0 for one.
         short_columns: whether these sums are stored in the arithmetic's type rather than float64.
         short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if

@@ -146,11 +146,11 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         lines: the problem in the form of lines.
         problem: the same problem in its original form.
     """
+    cut = cut_of(lines, builder.layout, builder.device)
     if lines.missing_mean:
-        _find_statistics(builder, cut_of(lines, builder.layout, builder.device))
+        _find_statistics(builder, cut)
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
-    cut = cut_of(lines, builder.layout, builder.device)
     passes, short = "", columns and (cut.chain == 0 or cut.each <= CHAINS * cut.chain)
     if columns:
         # In layer norm the sets share the parameters, so each set has slots of its own.

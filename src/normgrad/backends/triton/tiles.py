@@ -270,8 +270,8 @@ def parameters(a, s, start, C: tl.constexpr):
 def no_columns(C: tl.constexpr):
     """Zeros to which each tile's terms of the parameters' gradients are added.
 
-    Where positions share a parameter their sums are float64. Otherwise a chain of terms is added in
-    the arithmetic's type, which is folded into float64 after ``chain`` tiles.
+    Where positions share a parameter, or the arithmetic is float64, the sums are float64. Otherwise
+    terms are added in float32 over a chain of tiles, whose sums then go to the workspace.
     """
     if C.chain > 0:
         zero = tl.full([C.positions, C.channels], 0.0, tl.float32)
