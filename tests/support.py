@@ -65,6 +65,19 @@ def poisoned(like: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
     return out
 
 
+class Producer:
+    """A tensor that speaks DLPack and nothing else."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self._tensor.__dlpack__(**arguments)
+
+
 def named(result: Any) -> dict[str, Any]:
     """A result's outputs by name; an operator with one output returns the tensor itself."""
     return result._asdict() if hasattr(result, "_asdict") else {"the only one": result}

@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
+from support import Producer
 
 from .memory import (
     COUNTS,
@@ -418,19 +419,6 @@ def is_apart(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 # What callers hold
-
-
-class Producer:
-    """A tensor that speaks DLPack and nothing else."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def __dlpack_device__(self) -> Any:
-        return self._tensor.__dlpack_device__()
-
-    def __dlpack__(self, **arguments: Any) -> Any:
-        return self._tensor.__dlpack__(**arguments)
 
 
 class Subclass(np.ndarray):

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from support import Producer
 
-from .hostile import DTYPES, FLOATS, WRONG_DTYPES, Call, Producer, View, in_hand, placed, torch
+from .hostile import DTYPES, FLOATS, WRONG_DTYPES, Call, View, in_hand, placed, torch
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import Producer
 
 import normgrad as ng
 from normgrad import testing
@@ -40,19 +41,6 @@ def test_an_object_is_checked_in_this_process():
 
 
 # What a function returned
-
-
-class Producer:
-    """An array of which DLPack is all that is known."""
-
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, **arguments):
-        return self._array.__dlpack__(**arguments)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
 
 
 def of_torch(result):
