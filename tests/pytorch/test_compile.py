@@ -429,6 +429,22 @@ class Norms(torch.nn.Module):
         return rest + self.large(large).pow(2).mean(0)
 
 
+def test_eager_calls_beside_a_compiled_model_leave_it_alone():
+    """What eager calls have learned of types of arguments is nothing a compiled model depends on."""
+    model = nt.convert(Norms())
+    x = torch.randn(3, 6, 8, requires_grad=True)
+    step(model.layers[2], x)  # some of the model's types, not all
+    step(model.layers[8], x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    expected = step(compiled, x)[0]
+    for affine in (False, True):
+        step(nt.nn.LayerNorm(8, elementwise_affine=affine), x)
+        step(nt.nn.GroupNorm(3, 6, affine=affine), x)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        torch.testing.assert_close(step(compiled, x)[0], expected, rtol=0, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("make", "training"),

@@ -489,6 +489,8 @@ def _is_large(value: Any) -> bool:
 
 def _suits(name: str, given: tuple[Any, ...]) -> bool:
     """Whether a function's operator in C++ takes these arguments, and is not recorded."""
+    if watching.is_recorded():  # first: a compiler would watch the set of types, and the set grows
+        return False
     types = tuple(map(type, given))
     if types[1] is tuple:
         types += tuple(map(type, given[1]))
@@ -496,4 +498,4 @@ def _suits(name: str, given: tuple[Any, ...]) -> bool:
         if not (all(kind in _PLAIN for kind in types) and takes(name, given)):
             return False
         _suited[name].add(types)
-    return not watching.is_recorded()
+    return True
