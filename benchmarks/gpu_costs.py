@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from triton_programs import OVER_TENSORS, arguments, program_of
 
-from normgrad.backends.triton.config import ABSENT, OVER_SETS, slot
+from normgrad.backends.triton.config import ABSENT, OVER_LINES, OVER_SETS, slot
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
@@ -42,7 +42,7 @@ UNET = [
 SYNCHRONISED = [(2, 64, 400, 608), (2, 256, 200, 304), (2, 256, 100, 152), (4, 512, 64, 64)]
 GROUPS = 32
 #: Layer norms of language models, as group norms of one group.
-ROWS = [(4096, 768), (8192, 4096)]
+ROWS = [(4096, 768), (8192, 4096), (4096, 16384)]
 CASES = [
     *(("batch_norm_backward", shape) for shape in RESNET),
     *(("group_norm_backward", shape) for shape in (*UNET, *ROWS)),
@@ -145,17 +145,23 @@ def _beside(launch: Launch) -> tuple[float, float]:
     statistics, parameters = _vectors(launch)
     vectors = statistics + parameters
     left = sums * config.keeps_sums
-    if config.columns and launch.kernel == "groups":
+    columns = 0.0
+    if config.columns or config.parameters:
         each = wide if config.short_columns else 8
-        left += sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * each
+        columns = sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * each
+    left += columns * config.columns
+    # Every program that computes coefficients reads the sums of all pieces of its lines.
+    again = sizes.parts * sizes.summed * channels * (4 if errors else 2) * 8 * config.from_sums
     given = coefficients * sizes.parts + parameters * (config.sharing > 0)
     if launch.kernel == "combine":
+        if config.over == OVER_LINES:
+            return columns, 0
         if config.over == OVER_SETS:
-            return (sums if config.columns else vectors + sums), 0
+            return vectors + sums, 0
         return vectors + sums, coefficients * config.coefficients
     return {
         "sums": (vectors, 0 if config.outputs else sums),
-        "write": (given if config.coefficients else vectors, 0),
+        "write": (given if config.coefficients else vectors + again + columns, 0),
         "groups": (vectors, left),
     }[launch.kernel]
 

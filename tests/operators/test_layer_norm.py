@@ -168,6 +168,7 @@ def test_the_same_bits_for_any_number_of_threads(shape, dtype):
             run(case)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("shape", "count"),
     [((0, 5), 1), ((3, 0), 1), ((0, 3, 4), 1), ((2, 0, 4), 2), ((2, 3, 0), 1), ((0,), 1)],

@@ -430,7 +430,7 @@ class Norms(torch.nn.Module):
 
 
 def test_eager_calls_beside_a_compiled_model_leave_it_alone():
-    """What eager calls have learned of types of arguments is nothing a compiled model depends on."""
+    """A compiled model does not depend on which types of arguments eager calls have had."""
     model = nt.convert(Norms())
     x = torch.randn(3, 6, 8, requires_grad=True)
     step(model.layers[2], x)  # some of the model's types, not all

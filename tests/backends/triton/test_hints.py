@@ -145,7 +145,11 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
         else:
             tasks = sizes.sets * sizes.groups * -(-sizes.per_group // config.channels)
     else:
-        assert launch.programs == tasks
+        combining = 0
+        if config.parameters:  # the last programs combine the parameters' gradients
+            parameters = sizes.positions // config.sharing * (1 if config.shared else sizes.sets)
+            combining = -(-parameters // config.parameters)
+        assert launch.programs == tasks + combining
     for number in some(numbers, tasks, TASKS):
         task = Task(launch, config, number)
         there = task.channels_there

@@ -194,14 +194,14 @@ def test_sums_of_lines_are_cut_by_the_shape_alone(shape, groups):
 
 
 def test_paths_of_lines():
-    assert group((4096, 768), 12).path == "triton one pass rows groups+lines combine+sets"
-    assert group((64, 50264), 1).path == (
-        "triton two passes rows groups+lines combine+parts write combine+sets"
-    )
+    assert group((4096, 768), 12).path == "triton one pass rows groups+lines combine+lines"
+    for shape in ((4096, 16384), (64, 50264)):
+        path = "triton two passes rows groups+lines write+sums+lines"
+        assert group(shape, 1).path == path
     assert group((4096, 768), 1, name="group_norm").path == "triton one pass rows groups+lines"
     for mask, path in {
         (True, False, False): "triton one pass rows groups+lines",
-        (False, True, False): "triton rows groups+lines combine+sets",
+        (False, True, False): "triton rows groups+lines combine+lines",
         (False, False, False): "triton",
     }.items():
         planned = arguments("group_norm_backward", (4096, 768), "bfloat16", groups=12)

@@ -218,7 +218,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the channels' sums in the workspace, or to one of the sums' errors."""
     CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
-    row = WHICH * a.sizes.parts.to(tl.int64) + part
+    row = WHICH * a.sizes.summed.to(tl.int64) + part
     width = a.sizes.channels
     return access.in_workspace(a, a.work.sums, row, at.set, width, at.channel, CODE)
 
@@ -253,6 +253,23 @@ def load_sums(a, part, at, C: tl.constexpr):
 
 
 @helper
+def all_columns(a, C: tl.constexpr):
+    """A pointer to the programs' sums for the parameters."""
+    address = a.at[access.WORKSPACE].to(tl.int64) + a.work.columns.to(tl.int64)
+    SHORT: tl.constexpr = C.short_columns and not C.wide
+    return address.to(tl.pointer_type(tl.float32 if SHORT else tl.float64))
+
+
+@helper
+def load_columns(a, place, count, there, C: tl.constexpr):
+    """Read programs' two sums for parameters, of which there are ``count`` each."""
+    base = all_columns(a, C)
+    total = tl.load(base + place, mask=there, other=0.0).to(tl.float64)
+    projection = tl.load(base + (count + place), mask=there, other=0.0).to(tl.float64)
+    return Sums(exact(total), exact(projection))
+
+
+@helper
 def columns_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to a program's sums for the parameters of a tile of lines, and a mask of these."""
     S: tl.constexpr = C.sharing
@@ -261,10 +278,8 @@ def columns_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
     of_set = a.sizes.positions.to(start.dtype) // S
     parameter = start // S + tl.arange(0, C.positions // S)
     row = (WHICH * a.sizes.slots.to(tl.int64) + slot) * a.sizes.sets.to(tl.int64) + s
-    address = a.at[access.WORKSPACE].to(tl.int64) + a.work.columns.to(tl.int64)
-    SHORT: tl.constexpr = C.short_columns and not C.wide
-    base = address.to(tl.pointer_type(tl.float32 if SHORT else tl.float64))
-    first = tl.multiple_of(base, 16) + tl.multiple_of(row * of_set + start // S, V)
+    base = tl.multiple_of(all_columns(a, C), 16)
+    first = base + tl.multiple_of(row * of_set + start // S, V)
     return first + tl.arange(0, C.positions // S), tl.max_constancy(parameter < of_set, V)
 
 
@@ -400,13 +415,13 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 
 
 @helper
-def finished(a, at, centre, sums, C: tl.constexpr):
-    """Compute the coefficients from all sums, and write the per-channel outputs."""
+def finished(a, at, centre, sums, part, C: tl.constexpr):
+    """Compute the coefficients from all sums; for the first part, write the per-channel outputs."""
     m = number(a.numbers.divisor)
     if C.forward:
         mean, r, variance = statistics(a, centre, sums, C)
         if C.outputs:
-            first = firsts(a, at)
+            first = firsts(a, at) & (at.group * 0 + part == 0)
             access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
             access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
             update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)

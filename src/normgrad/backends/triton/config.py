@@ -43,7 +43,8 @@ class Config(NamedTuple):
         groups: the number of groups whose sums a program combines.
         held: whether a program holds its groups in registers, or a piece of a line, rather than
             reading them twice.
-        over: the numbers that ``combine`` combines, one of OVER_PARTS, OVER_SETS, OVER_RANKS.
+        over: the numbers that ``combine`` combines, one of OVER_PARTS, OVER_SETS, OVER_LINES and
+            OVER_RANKS.
         fan: the number of a group's channels whose sums are combined at once.
         rank: the number of axes that positions run over.
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
@@ -51,17 +52,19 @@ class Config(NamedTuple):
         about: the source of the point that x is centred about, one of PILOT, GIVEN, SAVED.
         invstd: the source of 1/std, one of GIVEN, SAVED, VARIANCE.
         saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
-        coefficients: whether coefficients are read from the workspace, where ``combine`` stored
-            them for ``write``, rather than computed from given statistics.
+        coefficients: whether ``write`` reads coefficients from the workspace, where ``combine``
+            stored them, rather than computing them from given statistics.
+        from_sums: whether ``write`` computes them from the sums in the workspace.
         writes: whether the kernel that makes the sums also writes dx.
         outputs: whether the kernel writes the per-channel outputs.
         keeps_sums: whether the kernel also stores its sums in the workspace.
-        columns: whether the gradients of parameters are made from sums over lines that include each
-            line's 1/std, rather than from sums of every set.
-        chain: the number of tiles whose terms of these sums are added in float32 before they go to
-            the workspace; 0 if all are added in float64.
+        columns: whether ``groups`` stores its lines' terms of the parameters' gradients.
+        parameters: the number of parameters for which a program adds up these terms of all lines.
+        shared: whether the lines of all sets have the same parameters, as in layer norm.
+        chain: the number of tiles whose terms of parameters' gradients are added in float32 before
+            they go to the workspace; 0 if all are added in float64.
         stages: the number of tiles that ``groups`` reads or computes at once; 0 for one.
-        short_columns: whether these sums are stored in the arithmetic's type rather than float64.
+        short_columns: whether these terms are stored in the arithmetic's type rather than float64.
         short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
             only the gradients of parameters are made from them.
     """
@@ -92,10 +95,13 @@ class Config(NamedTuple):
     invstd: int = 1
     saves: int = 0
     coefficients: bool = False
+    from_sums: bool = False
     writes: bool = False
     outputs: bool = False
     keeps_sums: bool = False
     columns: bool = False
+    parameters: int = 0
+    shared: bool = False
     chain: int = 0
     short_columns: bool = False
     short_sums: bool = False
@@ -112,8 +118,8 @@ PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
 MEAN, BOTH, INVSTD = 1, 2, 3
 
 #: The numbers that ``combine`` combines: sums of all parts, for each group; sums of all sets and
-#: parts, for each parameter; the statistics of all ranks, for each channel.
-OVER_PARTS, OVER_SETS, OVER_RANKS = 0, 1, 2
+#: parts, or of all lines, for each parameter; the statistics of all ranks, for each channel.
+OVER_PARTS, OVER_SETS, OVER_LINES, OVER_RANKS = 0, 1, 2, 3
 
 #: The code of an absent vector.
 ABSENT = 7
@@ -171,6 +177,7 @@ class Sizes(NamedTuple):
         sharing: the number of positions of a line that share a parameter.
         step: the number of channels from one tile to the next.
         parts, part: the number of parts of the positions, and the number of positions in each.
+        summed: the number of parts whose sums are in the workspace.
         each, slots: the number of blocks of channels (or of groups that are read twice) that a
             program of ``groups`` processes, and the number of programs for each set and part.
     """
@@ -184,6 +191,7 @@ class Sizes(NamedTuple):
     step: Any
     parts: Any
     part: Any
+    summed: Any
     each: Any
     slots: Any
 

@@ -13,6 +13,7 @@ from .jit import constant, helper
 
 #: The numbers that ``combine`` combines; see config.py.
 OVER_PARTS, OVER_SETS = constant(config.OVER_PARTS), constant(config.OVER_SETS)
+OVER_LINES = constant(config.OVER_LINES)
 
 
 @helper
@@ -69,7 +70,7 @@ def sums(a, C: tl.constexpr):
         found = sum_tile(a, at, first, whole, end, centre, c, c, found, False, C)
     found = tiles.along(found, 0, C)
     if C.outputs:
-        channels.finished(a, at, centre, found, C)
+        channels.finished(a, at, centre, found, 0, C)
     else:
         channels.put_sums(a, part, at, centre, found, C)
 
@@ -83,21 +84,44 @@ def write_tile(a, at, first, start, end, c, weight, bias, C: tl.constexpr):
     tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, weight, bias, C), C)
 
 
-@triton.jit
-def write(a, C: tl.constexpr):
-    """Write dx or y of each part of each tile, from coefficients or given statistics."""
-    task = tl.program_id(0)
-    if C.coefficients:
-        # The sums have left the last tiles in the L2 cache, so these come first.
-        task = tl.num_programs(0) - 1 - task
-    at, first, _, start, end = task_of(task, a, C)
+@helper
+def write_part(a, task, C: tl.constexpr):
+    """Write dx or y of a part of a tile."""
+    at, first, part, start, end = task_of(task, a, C)
     if C.coefficients:
         c = channels.load_coefficients(a, at, C)
+    elif C.from_sums:
+        centre = channels.about_sums(a, at, C)
+        c = channels.finished(a, at, centre, sums_of_parts(a, at, C), part, C)
     else:
         c = channels.given(a, at, C)
     for here in range(start, end, C.positions):
         weight, bias = tiles.parameters(a, at.set, here, C)
         write_tile(a, at, first, here, end, c, weight, bias, C)
+
+
+@triton.jit
+def write(a, C: tl.constexpr):
+    """Write dx or y of each part of each tile, from coefficients, sums or given statistics.
+
+    The last programs may combine the lines' terms of the parameters' gradients.
+    """
+    task = tl.program_id(0)
+    tasks = tl.num_programs(0)
+    if C.parameters > 0:
+        step = a.sizes.step.to(tl.int32)
+        blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
+        tasks = a.sizes.sets.to(tl.int32) * blocks * a.sizes.parts.to(tl.int32)
+    if C.coefficients or C.from_sums:
+        # The sums have left the last tiles in the L2 cache, so these come first.
+        task = tasks - 1 - task
+    if C.parameters > 0:
+        if task < 0:
+            over_lines(a, -1 - task, C)
+        else:
+            write_part(a, task, C)
+    else:
+        write_part(a, task, C)
 
 
 # Whole groups
@@ -125,7 +149,7 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         total = tiles.both(total, tiles.over_channels(found, C), C.wide)
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
-        c = channels.finished(a, at, centre, tiles.for_channels(total, C), C)
+        c = channels.finished(a, at, centre, tiles.for_channels(total, C), 0, C)
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
             write_tile(a, at, first, here, end, c, weight, bias, C)
@@ -149,7 +173,7 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
         if C.writes:
             if C.sharing == 0:
                 found = channels.weighted(a, at, found, C)
-            c = channels.finished(a, at, centre, found, C)
+            c = channels.finished(a, at, centre, found, 0, C)
             value = tiles.written(dy, x, c, weight, bias, C)
             tiles.store_dx(a, s, first, p, there, value, C)
     return columns
@@ -221,7 +245,7 @@ def sums_of_parts(a, at, C: tl.constexpr):
     """Add up the channels' two sums over all parts, in the order of the parts."""
     zero = at.channel.to(tl.float64) * 0.0
     found = tiles.Sums(exact(zero), exact(zero))
-    parts = a.sizes.parts.to(tl.int32)
+    parts = a.sizes.summed.to(tl.int32)
     for row in range(0, parts, C.rows):
         part = (row + tl.arange(0, C.rows))[:, None]
         there = (part < parts) & at.there[None, :]
@@ -271,7 +295,7 @@ def over_parts(a, C: tl.constexpr):
     else:
         for j in range(0, per_group, C.fan):
             at = members_of(s, first_group, j, a, C)
-            c = channels.finished(a, at, channels.about_sums(a, at, C), found, C)
+            c = channels.finished(a, at, channels.about_sums(a, at, C), found, 0, C)
             if C.coefficients:
                 channels.put_coefficients(a, at, c, C)
 
@@ -283,7 +307,7 @@ def over_sets(a, C: tl.constexpr):
     group = channel // a.sizes.per_group.to(tl.int32)
     at = access.Channels(channel * 0, channel, group, channel < a.sizes.channels.to(tl.int32))
     sets = a.sizes.sets.to(tl.int32)
-    rows = a.sizes.parts.to(tl.int32) * sets
+    rows = a.sizes.summed.to(tl.int32) * sets
     zero = channel.to(tl.float64) * 0.0
     found = tiles.Sums(exact(zero), exact(zero))
     scaled = exact(zero)
@@ -292,15 +316,40 @@ def over_sets(a, C: tl.constexpr):
         there = (k < rows) & at.there[None, :]
         here = access.Channels(k % sets, channel[None, :], group[None, :], there)
         some = channels.load_sums(a, k // sets, here, C)
-        term = some.projection
-        if not C.columns:
-            some = channels.centred(a, here, some, C)
-            projection = kept(some.projection, C.wide)
-            r = channels.given_invstd(a, here, C)
-            term = masked(Pair(r.value * projection, r.error * projection), there)
+        some = channels.centred(a, here, some, C)
+        projection = kept(some.projection, C.wide)
+        r = channels.given_invstd(a, here, C)
+        term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
         found = tiles.both(found, tiles.along(some, 0, C), C.wide)
     channels.write_gradients(a, at, found, scaled, C)
+
+
+@helper
+def over_lines(a, block, C: tl.constexpr):
+    """Sum the lines' terms of some parameters' gradients over all programs, and write them."""
+    parameter = block * C.parameters + tl.arange(0, C.parameters)
+    of_set = a.sizes.positions.to(tl.int32) // C.sharing
+    rows = a.sizes.slots.to(tl.int32)
+    s = parameter // of_set
+    if C.shared:  # by all sets
+        rows *= a.sizes.sets.to(tl.int32)
+        s = parameter * 0
+    width = rows * 0 + of_set
+    if not C.shared:
+        width *= a.sizes.sets.to(tl.int32)
+    exists = parameter < width
+    zero = parameter.to(tl.float64) * 0.0
+    found = tiles.Sums(exact(zero), exact(zero))
+    for row in range(0, rows, C.rows):
+        k = (row + tl.arange(0, C.rows))[:, None]
+        there = (k < rows) & exists[None, :]
+        place = k.to(tl.int64) * width + parameter[None, :]
+        some = channels.load_columns(a, place, rows.to(tl.int64) * width, there, C)
+        found = tiles.both(found, tiles.along(some, 0, C), C.wide)
+    index = parameter - s * of_set
+    access.write(a, s, index, exists, kept(found.projection, C.wide), access.GRAD_WEIGHT, C)
+    access.write(a, s, index, exists, kept(found.total, C.wide), access.GRAD_BIAS, C)
 
 
 @helper
@@ -346,10 +395,12 @@ def over_ranks(a, C: tl.constexpr):
 
 @triton.jit
 def combine(a, C: tl.constexpr):
-    """Combine numbers of each channel: sums of parts, sums of all sets, or statistics of ranks."""
+    """Combine numbers of each channel: sums of parts, sets or lines, or statistics of ranks."""
     if C.over == OVER_PARTS:
         over_parts(a, C)
     elif C.over == OVER_SETS:
         over_sets(a, C)
+    elif C.over == OVER_LINES:
+        over_lines(a, tl.program_id(0), C)
     else:
         over_ranks(a, C)

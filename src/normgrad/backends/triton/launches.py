@@ -14,6 +14,7 @@ from ...tensor import TensorSpec
 from .config import (
     ABSENT,
     GIVEN,
+    OVER_LINES,
     OVER_PARTS,
     OVER_RANKS,
     OVER_SETS,
@@ -30,7 +31,7 @@ from .config import (
     slot,
 )
 from .device import Device
-from .lines import PROCESSORS, Lines
+from .lines import PROCESSORS, WARPS, Lines
 from .tiling import (
     MOST_FAN,
     MOST_ROWS,
@@ -53,6 +54,8 @@ SUM_CHANNELS, SUM_ROWS = 8, (1, 16, 256)
 #: programs. On an H200, 64 channels of 523 and 1046 parts took 12.5 and 19.5 µs with 8, 6.1 and 8.4
 #: µs with 2.
 COMBINED_CHANNELS = 2
+#: The largest number of sums of each line or parameter, and of all, that ``write`` adds up at once.
+WRITE_ROWS, WRITE_SUMS = 64, 512
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,9 @@ class Launch:
         elif self.kernel == "groups":
             words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.held)
         elif self.kernel == "combine":
-            words.append(("parts", "sets", "ranks")[config.over])
+            words.append(("parts", "sets", "lines", "ranks")[config.over])
+        elif self.kernel == "write":
+            words += ["sums"] * config.from_sums + ["lines"] * (config.parameters > 0)
         return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
@@ -167,14 +172,49 @@ class Builder:
         config = {"over": OVER_PARTS, "fan": fan, **config}
         self._of_sums(programs, tile, parts, parts, groups * fan, **config)
 
-    def combine_sets(self, parts: int, *, short: bool = False, columns: bool = False) -> None:
+    def combine_sets(self, parts: int, *, short: bool = False) -> None:
         """Launch ``combine`` on the sums of all sets and parts, for each parameter."""
         channels = self.problem.channel.size
-        width = min(SUM_CHANNELS, power_of_two(ceil_div(channels, PROCESSORS)))
+        width = _width_of(channels)
         tile = Tile(1, width, width)
-        config = {"over": OVER_SETS, "short_sums": short, "columns": columns}
+        config = {"over": OVER_SETS, "short_sums": short}
         sums = parts * self.problem.sets.size
         self._of_sums(ceil_div(channels, width), tile, parts, sums, width, **config)
+
+    def combine_lines(self, parameters: int, slots: int, **config: Any) -> None:
+        """Launch ``combine`` on the lines' terms of the parameters' gradients."""
+        width, shared = _width_of(parameters), self.problem.by_row
+        count = slots * (self.problem.sets.size if shared else 1)
+        config = {"over": OVER_LINES, "parameters": width, "shared": shared, **config}
+        programs = ceil_div(parameters, width)
+        self._of_sums(programs, Tile(1, 1, 1), 1, count, width, slots=slots, **config)
+
+    def write_lines(
+        self, tile: Tile, pieces: int, parameters: int, slots: int, **config: Any
+    ) -> None:
+        """Launch ``write`` on lines whose pieces have sums, and on the parameters if there are any.
+
+        Programs write many pieces each, since each program computes the coefficients anew.
+        """
+        problem = self.problem
+        wanted = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
+        each = ceil_div(pieces, wanted)
+        parts = ceil_div(pieces, each)
+        sizes = self._sizes(tile, parts, each * tile.positions)
+        sizes = sizes._replace(summed=pieces, slots=slots)
+        width = _width_of(parameters) if parameters else 0
+        rows = max(1, min(WRITE_ROWS, WRITE_SUMS // max(tile.channels, width)))
+        config = {
+            "from_sums": True,
+            "parameters": width,
+            "shared": problem.by_row,
+            "rows": rows,
+            **config,
+        }
+        programs = tiles_of(problem, tile) * parts
+        if parameters:
+            programs += ceil_div(parameters, width)
+        self._launch("write", programs, tile, sizes, self.layout, **config)
 
     def combine_ranks(self) -> None:
         """Launch ``combine`` on the statistics of all ranks."""
@@ -188,7 +228,14 @@ class Builder:
         self._launch("combine", ceil_div(channels, width), tile, sizes, self.layout, **config)
 
     def _of_sums(
-        self, programs: int, tile: Tile, parts: int, count: int, width: int, **config: Any
+        self,
+        programs: int,
+        tile: Tile,
+        parts: int,
+        count: int,
+        width: int,
+        slots: int = 1,
+        **config: Any,
     ) -> None:
         """Launch ``combine`` on ``count`` sums of each channel, for ``width`` channels at once.
 
@@ -199,7 +246,7 @@ class Builder:
         tile = replace(tile, warps=max(1, min(8, rows * width // 128)))
         none = Tensor(dtypes.float32.code)
         layout = Layout("", none, none, none, self.layout.axes[:1], False, False)
-        sizes = self._sizes(tile, parts)
+        sizes = self._sizes(tile, parts)._replace(slots=slots)
         self._launch("combine", programs, tile, sizes, layout, rows=rows, **config)
 
     def _sizes(self, tile: Tile, parts: int = 1, part: int = 1) -> Sizes:
@@ -215,6 +262,7 @@ class Builder:
             step=tile.step,
             parts=parts,
             part=part,
+            summed=parts,
             each=1,
             slots=1,
         )
@@ -284,6 +332,11 @@ class Builder:
             self.problem.parameter_sizes if vector.outer_strides else (),
         )
         return Steps(Strides((vector.set_stride,)), along)
+
+
+def _width_of(parameters: int) -> int:
+    """The number of parameters whose sums a program combines, so that there are many programs."""
+    return min(SUM_CHANNELS, power_of_two(ceil_div(parameters, PROCESSORS)))
 
 
 def _count_strides(count: TensorSpec | None) -> Strides:

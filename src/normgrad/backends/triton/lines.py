@@ -134,24 +134,6 @@ def _rows_as_lines(problem: Problem) -> Lines:
     )
 
 
-def parameters_of(problem: Problem) -> Problem:
-    """The problem of the parameters alone, which become the channels of one set."""
-    one = Axis(1, (1, 1, 1))
-    if not problem.by_row:
-        return problem._replace(sets=one)
-    lines = _rows_as_lines(problem)
-    return problem._replace(
-        sets=one,
-        outer=(),
-        channel=Axis(problem.parameters, (1, 1, 1)),
-        inner=one,
-        vectors=lines.vectors,
-        parameter_sizes=lines.parameter_sizes,
-        by_row=False,
-        outer_rows=0,
-    )
-
-
 def lines_of(problem: Problem) -> Lines:
     """Convert a problem of group or layer norm to lines."""
     if problem.by_row:

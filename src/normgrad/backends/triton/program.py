@@ -23,7 +23,7 @@ from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .lines import CHAINS, PROCESSORS, Cut, Lines, cut_of, lines_of, parameters_of, reads_lines
+from .lines import CHAINS, PROCESSORS, Cut, Lines, cut_of, lines_of, reads_lines
 from .tiling import (
     LEAST,
     SHORT,
@@ -111,16 +111,20 @@ def build(problem: Problem, device: Device) -> Program:
 
 
 def _nothing(builder: Builder) -> None:
-    """Add the launches for tensors without elements, over which sums are 0."""
-    if builder.problem.grouped:
-        builder.problem = parameters_of(builder.problem)
+    """Add the launches for tensors without elements, whose sums and statistics are 0."""
     problem = builder.problem
-    if not problem.wants_parameters or problem.channel.size == 0:
+    if not problem.wants_parameters:
         return
-    if problem.grouped:
+    if problem.by_row:
+        problem = builder.problem = lines_of(problem)
+    if problem.forward or not problem.grouped:
+        if problem.sets.size and problem.channel.size:
+            builder.combine_parts(0, outputs=True)
+    elif problem.by_row and problem.positions:
+        builder.combine_lines(problem.positions, 0)
+    elif not problem.by_row and problem.channel.size:
+        builder.problem = problem._replace(sets=problem.sets._replace(size=1))
         builder.combine_sets(0)
-    elif problem.sets.size:
-        builder.combine_parts(0, outputs=True)
 
 
 def _fill(builder: Builder) -> str:
@@ -169,18 +173,15 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
     elif writes:
         passes = "two passes"
         builder.reserve_sums(cut.pieces)
-        builder.reserve_coefficients()
         builder.groups(cut.tile, cut.each, cut.pieces, keeps_sums=True, **shared)
-        builder.combine_parts(cut.pieces, coefficients=True, outputs=forward)
-        part = cut.tile.positions
-        builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True)
+        combined = problem.parameters if columns else 0
+        config = {"outputs": forward, "short_columns": short}
+        builder.write_lines(cut.tile, cut.pieces, combined, cut.slots, **config)
+        return passes
     elif columns:
         builder.groups(cut.tile, cut.each, cut.pieces, **shared)
     if columns:
-        # The programs' sums over lines take the place of the samples' sums.
-        builder.problem = parameters_of(problem)
-        builder.work = builder.work._replace(sums=builder.work.columns)
-        builder.combine_sets(slots, short=short, columns=True)
+        builder.combine_lines(problem.parameters, cut.slots, short_columns=short)
     return passes
 
 
