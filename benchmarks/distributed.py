@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from measuring import results
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import normgrad.torch as nt
-from normgrad.bench import results
 from normgrad.cli.info import cpu_name
 from normgrad.torch import collectives
 

@@ -70,8 +70,10 @@ for module in torch triton numpy numba; do
 done
 [ $missing -eq 0 ] || finish
 reason=$("$python" -c "
+import sys
 import torch
-from normgrad.bench.device import missing
+sys.path.insert(0, 'benchmarks')
+from measuring.device import missing
 print(missing() or '')") || {
     lacks "a normgrad and a PyTorch that can be imported: nothing was run"
     finish
@@ -135,6 +137,6 @@ if [ $bench -eq 1 ]; then
         set -- --no-compile --repeat 9 --filter '^(train|forward|stats)/256x(64x56x56|1024x14x14)/(b?float(16|32))/c(o|h)|^(forward-)?group-norm/.*-32/float32/c(o|h)|^layer-group.*t32'
         echo "left out   torch.compile, and the benchmark's other cases: give its options to choose"
     fi
-    step bench 120 "$python" -m normgrad.cli bench --device cuda --out "$folder" "$@"
+    step bench 120 "$python" benchmarks/measure.py run --device cuda --out "$folder" "$@"
 fi
 finish

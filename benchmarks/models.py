@@ -1,4 +1,4 @@
-"""Models whose training steps ``normgrad bench`` measures, in PyTorch's own layers."""
+"""Models whose training steps ``measure.py`` measures, in PyTorch's own layers."""
 
 from __future__ import annotations
 

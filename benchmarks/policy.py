@@ -18,12 +18,13 @@ from collections.abc import Iterator
 from unittest import mock
 
 import torch
+from measuring import contenders, data
+from measuring.suite import Case, Part, suite
 
 import normgrad
 from normgrad.backends.cpu import schedule
 from normgrad.backends.cpu.policy import Policy, policy_of
-from normgrad.bench import contenders, data, timing
-from normgrad.bench.suite import Case, Part, suite
+from normgrad.bench import timing
 from normgrad.machine import this_machine
 
 #: What a threshold is multiplied by.

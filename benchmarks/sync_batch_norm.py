@@ -27,9 +27,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from measuring import results
+from measuring.suite import spelled
 
-from normgrad.bench import results, timing
-from normgrad.bench.suite import spelled
+from normgrad.bench import timing
 from normgrad.cli import info
 
 RANKS, ROUNDS = 2, 31

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -47,3 +48,15 @@ def this_machine() -> Machine:
                 # Linux writes the sizes of caches in KiB, such as 1024K.
                 sizes[level] = int((index / "size").read_text().strip().removesuffix("K")) << 10
     return Machine(cores or 1, sizes[2], sizes[3])
+
+
+#: The version that facts give for a missing package.
+NOT_INSTALLED = "not installed"
+
+
+def version(package: str) -> str:
+    """An installed package's version, from its metadata, since importing torch takes seconds."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED

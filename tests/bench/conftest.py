@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import measure
 import pytest
+from measuring.results import KNOWN, Results, Row, facts, table_of
+from measuring.suite import Case, Layout, Operator
 from typer.testing import CliRunner
-
-from normgrad.bench.results import KNOWN, Results, Row, facts, table_of
-from normgrad.bench.suite import Case, Layout, Operator
-from normgrad.cli.app import app
 
 MIB = 1 << 20
 
@@ -66,10 +65,9 @@ def results() -> Callable[..., Results]:
 
 @pytest.fixture
 def cli() -> Callable[..., Any]:
-    """A function that runs ``normgrad bench`` with these arguments in this process."""
+    """A function that runs ``benchmarks/measure.py`` with these arguments in this process."""
 
     def invoke(*arguments: Any) -> Any:
-        words = ["bench", *map(str, arguments)]
-        return CliRunner().invoke(app, words, catch_exceptions=False)
+        return CliRunner().invoke(measure.app, [*map(str, arguments)], catch_exceptions=False)
 
     return invoke

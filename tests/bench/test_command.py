@@ -1,18 +1,20 @@
-"""``normgrad bench`` from end to end."""
+"""``benchmarks/measure.py`` from end to end."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import measure
+import measuring.results as files
 import pytest
+from measuring import startup
+from measuring.suite import IMAGES, Operator
 
-import normgrad.bench.results as files
 from normgrad import cache
-from normgrad.bench import startup
-from normgrad.bench.suite import IMAGES, Operator
-from normgrad.cli import bench
 
 CASE = "train/8x16x8x8/float32/contiguous"
+BENCHMARKS = str(Path(measure.__file__).parent)
 
 
 def errors(result):
@@ -25,7 +27,7 @@ def test_a_case_into_a_folder(cli, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     out = tmp_path / "new" / "folder"
-    result = cli("--filter", CASE, "--repeat", 1, "--threads", "1", "--out", out)
+    result = cli("run", "--filter", CASE, "--repeat", 1, "--threads", "1", "--out", out)
     assert result.exit_code == 0, result.stderr
     (table,) = out.glob("*.csv")
     assert table.stem.startswith("cpu-")
@@ -38,7 +40,10 @@ def test_a_case_into_a_folder(cli, tmp_path):
     assert row.path.split()[0] in ("rows", "columns", "tiles")
     assert set(row.us) == {"ours", "plan", "torch", "bound"}
     assert min(row.us.values()) > 0
-    assert found.facts["command"] == f"normgrad bench --threads 1 --filter {CASE} --repeat 1"
+    assert (
+        found.facts["command"]
+        == f"benchmarks/measure.py run --threads 1 --filter {CASE} --repeat 1"
+    )
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[1].startswith(
         "case threads ours, µs ours in Python, µs plan, µs NumPy, µs torch, µs triad, µs"
@@ -55,10 +60,10 @@ def test_a_layer_into_a_folder(cli, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     arguments = ("--repeat", 1, "--threads", "1", "--out", tmp_path)
-    assert cli("--filter", "stats/64x128/float32", *arguments).exit_code == 0
+    assert cli("run", "--filter", "stats/64x128/float32", *arguments).exit_code == 0
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".png", ".svg"]
     case = "layer-batch-norm/8x16x8x8/float32/contiguous"
-    result = cli("--filter", case, *arguments)
+    result = cli("run", "--filter", case, *arguments)
     assert result.exit_code == 0, result.stderr
     (table,) = tmp_path.iterdir()
     (row,) = files.read(table).rows
@@ -74,8 +79,8 @@ def test_a_layer_into_a_folder(cli, tmp_path):
 
 def test_without_torch(cli, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    line = errors(cli("--quick", "--out", tmp_path / "out"))
-    assert line == "normgrad: bench: needs torch: pip install 'normgrad[torch]'"
+    line = errors(cli("run", "--quick", "--out", tmp_path / "out"))
+    assert line == "normgrad: run: needs torch: pip install 'normgrad[torch]'"
     assert not (tmp_path / "out").exists()
 
 
@@ -86,18 +91,17 @@ def test_without_torch(cli, tmp_path, monkeypatch):
         (("--filter", "("), "--filter: '(': missing ), unterminated subpattern"),
         (("--threads", "0"), "--threads: '0'; allowed: numbers from 1 to "),
         (("--threads", "1,many"), "--threads: '1,many'; allowed: numbers from 1 to "),
-        (("somewhere",), "DIR: somewhere; allowed: with --report alone"),
     ],
 )
 def test_what_it_does_not_take(cli, arguments, line):
-    assert errors(cli(*arguments)).startswith(f"normgrad: {line}")
+    assert errors(cli("run", *arguments)).startswith(f"normgrad: {line}")
 
 
 def test_a_folder_that_is_a_file(cli, tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "file"
     out.write_text("a file")
-    assert errors(cli("--quick", "--out", out)) == (
+    assert errors(cli("run", "--quick", "--out", out)) == (
         f"normgrad: {out}: cannot be written to (File exists)"
     )
 
@@ -109,14 +113,15 @@ def test_interrupted(tmp_path):
     old.write_bytes(b"old")
     code = (
         "import sys\n"
-        "from normgrad.bench import results, run\n"
+        f"sys.path.insert(0, {BENCHMARKS!r})\n"
+        "from measuring import results, run\n"
         "def runs(*arguments):\n"
         "    raise KeyboardInterrupt\n"
         "    yield\n"
         "run.run = runs\n"
         "results.slug = lambda cpu: 'x'\n"
-        "from normgrad.cli import main\n"
-        f"sys.argv = ['normgrad', 'bench', '--quick', '--out', {str(tmp_path)!r}]\n"
+        "from measure import main\n"
+        f"sys.argv = ['measure.py', 'run', '--quick', '--out', {str(tmp_path)!r}]\n"
         "main()\n"
     )
     done = subprocess.run(
@@ -134,7 +139,8 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
     old.write_bytes(b"old")
     code = (
         "import sys\n"
-        "from normgrad.bench import results, run\n"
+        f"sys.path.insert(0, {BENCHMARKS!r})\n"
+        "from measuring import results, run\n"
         "measured = run._measured\n"
         "def interrupted(case, *arguments):\n"
         "    if case.operator.value == 'eval':\n"
@@ -142,8 +148,8 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
         "    return measured(case, *arguments)\n"
         "run._measured = interrupted\n"
         "results.slug = lambda cpu: 'x'\n"
-        "from normgrad.cli import main\n"
-        "sys.argv = ['normgrad', 'bench', *sys.argv[1:]]\n"
+        "from measure import main\n"
+        "sys.argv = ['measure.py', 'run', *sys.argv[1:]]\n"
         "main()\n"
     )
     words = ["--filter", "^(train|eval)/8x16x8x8/float32/contiguous", "--repeat", "1"]
@@ -165,13 +171,13 @@ def test_a_checkout_is_needed_for_models(cli, tmp_path, monkeypatch):
     """What can be measured is, and the rest is said."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
-    from normgrad.bench import steps
+    from measuring import steps
 
     monkeypatch.setattr(steps, "MODELS", tmp_path / "benchmarks" / "models.py")
     steps._models.cache_clear()
     pattern = f"{CASE}$|^step-unet/16x3x64x64/float32/contiguous"
     out = tmp_path / "out"
-    result = cli("--filter", pattern, "--repeat", 1, "--threads", "1", "--out", out)
+    result = cli("run", "--filter", pattern, "--repeat", 1, "--threads", "1", "--out", out)
     assert result.exit_code == 0, result.stderr
     (table,) = out.glob("*.csv")
     found = files.read(table)
@@ -182,17 +188,17 @@ def test_a_checkout_is_needed_for_models(cli, tmp_path, monkeypatch):
 
 def test_report(cli, tmp_path, monkeypatch, row, content, results):
     monkeypatch.chdir(tmp_path)
-    assert errors(cli("--report")).endswith("no file of a full run; make one with normgrad bench")
+    assert errors(cli("report")).endswith("no file of a full run; make one with measure.py run")
     found = results(row(Operator.RESNET18, IMAGES, speedup=4))
-    files.write(bench.RESULTS / "cpu-x.csv", content(found))
-    assert "has the marker" in errors(cli("--report"))
+    files.write(measure.RESULTS / "cpu-x.csv", content(found))
+    assert "has the marker" in errors(cli("report"))
     readme = tmp_path / "README.md"
     readme.write_text("<!-- bench: begin -->\n<!-- bench: end -->\n")
-    result = cli("--report")
+    result = cli("report")
     assert (result.exit_code, result.stdout) == (0, "written    README.md\n")
     text = readme.read_text()
     assert "| training step of resnet18 (batch norm) | 4.00 | – | – | – |" in text
-    assert cli("--report", bench.RESULTS).exit_code == 0
+    assert cli("report", measure.RESULTS).exit_code == 0
     assert readme.read_text() == text
 
 
@@ -204,13 +210,13 @@ def test_startup(cli, tmp_path, monkeypatch):
         return {**times, "first_call_ms": 498.0, "second_call_ms": 0.25}
 
     monkeypatch.setattr(startup, "_start", start)
-    result = cli("--startup", "--out", tmp_path)
+    result = cli("startup", "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
     (path,) = tmp_path.iterdir()
     found, rows = files.read_table(path)
     kernels = [(start["kernels"], start["runs"]) for start in rows]
     assert kernels == [("compiled", "3"), ("from disk", "7")]
-    assert found["command"] == "normgrad bench --startup"
+    assert found["command"] == "benchmarks/measure.py startup"
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "from disk 7 840 99 51 498 0.25" in lines
 
@@ -229,53 +235,3 @@ def test_a_start_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(startup, "_CHILD", "raise TypeError")
     with pytest.raises(RuntimeError, match="measured failed: TypeError"):
         startup._start(tmp_path)
-
-
-MODEL = """
-import torch
-number = 3
-def make():
-    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6))
-    return model, torch.ones(4, 6)
-def other():
-    return [1]
-"""
-
-
-def test_a_model_of_the_user_s(cli, tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("normgrad.torch.estimating.STEP_SECONDS", 0)
-    (tmp_path / "models_of_mine.py").write_text(MODEL)
-    result = cli("--model", "models_of_mine:make")
-    assert result.exit_code == 0, result.stderr
-    words = [line.split()[0] for line in result.stdout.splitlines()]
-    assert words[:2] == ["step", "norms"]
-    assert "1 torch.nn.BatchNorm1d: " in result.stdout
-    assert words[-1] == "verdict"
-    assert {path.name for path in tmp_path.iterdir()} <= {"models_of_mine.py", "__pycache__"}
-
-
-@pytest.mark.parametrize(
-    ("named", "text"),
-    [
-        ("no_such_module:make", "No module named 'no_such_module'; allowed: MODULE:FUNCTION"),
-        ("models_of_mine:nothing", "has no attribute 'nothing'; allowed: MODULE:FUNCTION"),
-        ("models_of_mine:other", "returns a list; allowed: a model, and a tensor or a tuple"),
-        ("models_of_mine:number", "returns a NoneType; allowed: a model, and a tensor or a tuple"),
-        ("", "Empty module name; allowed: MODULE:FUNCTION"),
-    ],
-)
-def test_what_is_no_model(cli, tmp_path, monkeypatch, named, text):
-    pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "models_of_mine", raising=False)
-    (tmp_path / "models_of_mine.py").write_text(MODEL)
-    line = errors(cli("--model", named))
-    assert line.startswith("Error: --model: ") or line.startswith("normgrad: --model: "), line
-    assert text in line
-
-
-def test_a_model_alone(cli):
-    line = errors(cli("--model", "a:b", "--quick"))
-    assert line.endswith("--model: with --quick; allowed: alone")

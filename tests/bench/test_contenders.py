@@ -6,15 +6,17 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from measuring.suite import CALL, DENSE, IMAGES, MIXED, Case, Layout, Operator, Part
 from support import sampled
 
 from normgrad import dtypes, precision, reference
-from normgrad.bench.suite import CALL, DENSE, IMAGES, MIXED, Case, Layout, Operator, Part
 from normgrad.operators.by_name import PLANNED
 
 torch_ = pytest.importorskip("torch")
 
-from normgrad.bench import compositions, contenders, data, device, steps, timing  # noqa: E402
+from measuring import compositions, contenders, data, device, steps  # noqa: E402
+
+from normgrad.bench import timing  # noqa: E402
 from normgrad.torch import extension  # noqa: E402
 
 SHAPE = (4, 8, 6, 5)

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("torch")
 
 import policy as script
+from measuring.suite import Case, Operator
 
 from normgrad.backends.cpu.policy import Policy
-from normgrad.bench.suite import Case, Operator
 
 
 def test_every_threshold_has_other_values():

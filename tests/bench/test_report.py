@@ -1,9 +1,8 @@
 """The documents' tables: from the files, between the markers, and nowhere else."""
 
 import pytest
-
-from normgrad.bench import report, results, startup
-from normgrad.bench.suite import CALL, IMAGES, Layout, Operator
+from measuring import report, results, startup
+from measuring.suite import CALL, IMAGES, Layout, Operator
 
 BLOCK = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
 

@@ -7,10 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-
-from normgrad.bench import picture, report, results, startup
-from normgrad.bench.results import Row
-from normgrad.bench.suite import Case, Layout, Operator, Part
+from measuring import picture, report, results, startup
+from measuring.results import Row
+from measuring.suite import Case, Layout, Operator, Part
 
 
 def test_there_and_back(row, results_file):

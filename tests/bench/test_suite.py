@@ -3,9 +3,8 @@
 import itertools
 
 import pytest
-
-from normgrad.bench import suite
-from normgrad.bench.suite import DENSE, MIXED, RESNET_50, Case, Layout, Operator, Part
+from measuring import suite
+from measuring.suite import DENSE, MIXED, RESNET_50, Case, Layout, Operator, Part
 
 SUITE = suite.suite()
 KINDS = {

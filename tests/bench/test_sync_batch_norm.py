@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from normgrad.bench import results
+from measuring import results
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "sync_batch_norm.py"
 

@@ -3,10 +3,9 @@
 import math
 
 import pytest
-
-from normgrad.bench import targets
-from normgrad.bench.suite import CALL, IMAGES, Operator, Part
-from normgrad.bench.targets import TARGETS
+from measuring import targets
+from measuring.suite import CALL, IMAGES, Operator, Part
+from measuring.targets import TARGETS
 
 MIB = 1 << 20
 NAMES = (

@@ -12,7 +12,7 @@ import pytest
 
 from normgrad import writing
 
-from .conftest import TESTS, python
+from .conftest import python
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="limits and files without names"),
@@ -121,65 +121,6 @@ def test_run_on_a_disk_that_is_really_full(layer, tmp_path):
         assert names(disk) == [out.name]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-#: The benchmark, which finds at once what another run has measured.
-BENCH = """
-from normgrad.bench import results, run
-known = results.read(Path(sys.argv[2])).rows[:3]
-run.run = lambda *arguments: [run.Measured(row.case.id, row, {}) for row in known]
-out = folder / "out"
-def bench(change):
-    return commands.forked(change, "bench", "--quick", "--out", out)
-print(*bench(int))
-(table,), (picture,) = out.glob("*.csv"), out.glob("*.png")
-new = {path: path.read_bytes() for path in out.iterdir()}
-size = len(new[table])
-for change in (lambda: full(100), lambda: full(size + 100), lambda: killed("sync")):
-    for path in new:
-        path.write_bytes(b"old " + path.suffix.encode())
-    status, complaint = bench(change)
-    for path in (table, picture):
-        complaint = complaint.replace(str(path), path.suffix)
-    print(status, complaint.strip())
-    found = {path: path.read_bytes() for path in out.iterdir()}
-    print(set(found) == set(new), found[picture].decode(), found[table][:4] == b"old ",
-          found[table] == b"old .csv" or len(results.read(table).rows))
-"""
-
-
-@pytest.mark.full
-def test_bench(tmp_path):
-    """The line names the file that could not be written; every file is an old one or a new one."""
-    pytest.importorskip("torch")
-    pytest.importorskip("matplotlib")
-    known = next((TESTS.parent / "benchmarks" / "results").glob("cpu-*.csv"))
-    done = python(START + BENCH, tmp_path, known)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "0 ",
-        f"2 normgrad: .csv: {FULL}",
-        "True old .png True True",
-        f"2 normgrad: .png: {FULL}",
-        "True old .png False 3",
-        "-9 ",
-        "True old .png True True",
-    ]
-
-
-def test_documents_on_a_full_disk(tmp_path):
-    """README.md and docs/performance.md are written one after the other, each whole or not."""
-    checkout = TESTS.parent
-    (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/performance.md"):
-        text = (checkout / name).read_text("utf-8")
-        (tmp_path / name).write_text(text.replace("Geometric means", "Means"), "utf-8")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.md")}
-    code = START + "os.chdir(folder); full(2000); sys.exit(commands.here(*sys.argv[2:]))"
-    done = python(code, tmp_path, "bench", "--report", checkout / "benchmarks" / "results")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"normgrad: {tmp_path}: cannot be brought up to date (File too large)\n"
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 # What they are written with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,8 +63,8 @@ def ending_in_one_line() -> Iterator[None]:
         sys.exit(UNUSABLE)
 
 
-def main() -> None:
-    """The entry point ``normgrad``."""
+def main(command: Callable[[], object] | None = None) -> None:
+    """The entry point ``normgrad``, or that of another command whose lines end in the same way."""
     keep_numbers()
     before = sys.stdout, sys.stderr
     output: Any = Stream(sys.stdout)
@@ -72,7 +72,7 @@ def main() -> None:
     sys.stdout, sys.stderr = output, errors
     try:
         with ending_in_one_line():
-            _run()
+            (command or _run)()
     except SystemExit:
         output.flush()
         # A reader that closed the pipe has read enough, so the exit status stays the result's.

@@ -1,276 +1,171 @@
-"""``normgrad bench``: its options, files and tables; :mod:`normgrad.bench` does the work."""
+"""``normgrad bench``: how fast layers are on this machine, beside PyTorch's."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
-import re
-import shlex
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..bench import picture, report, results, startup, suite, timing
-from ..bench.results import Measured, Results
-from ..bench.suite import Case
-from ..machine import this_machine
+from ..machine import this_machine, version
 from . import info, lack, show
 from .files import InputError, blaming, one_of
-from .outputs import UNCHANGED, reported
+from .outputs import rewriting
 
 if TYPE_CHECKING:
-    from ..bench.device import Device
+    from ..bench.layers import Measured
 
-RESULTS = Path("benchmarks", "results")
+#: The dtypes of inputs and parameters that layers are timed with.
+DTYPES = ("float32", "bfloat16", "float16")
+#: The formats of a picture.
+PICTURES = (".png", ".svg", ".pdf")
+#: For how long a case is timed, in seconds, unless it takes longer.
+SECONDS, QUICK_SECONDS = 0.8, 0.1
+#: The ratio of interquartile range to median from which the machine's other load dominates.
+NOISY = 0.2
+#: The longest bar in characters.
+LONGEST_BAR = 4
 
 
 def bench(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="With --report: in the place of --out.")
+    dtype: Annotated[
+        str, typer.Option(metavar="NAME", help="The layers' dtype: float32, bfloat16, float16.")
+    ] = "float32",
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The number of threads; else all.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A fixed small part; under a minute on a CPU.")
+        bool, typer.Option("--quick", help="Some 5 seconds rather than half a minute.")
     ] = False,
-    threads: Annotated[
-        str | None,
-        typer.Option(metavar="COUNTS", help="Numbers of threads, such as 1,2; else 1 and all."),
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw the table, as .png, .svg or .pdf."),
     ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option("--filter", metavar="TEXT", help="Cases with this in their id, or a regex."),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the results are written.")
-    ] = RESULTS,
-    repeat: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Rounds; else as time allows, 5 or more.")
-    ] = None,
-    cache: Annotated[
-        int | None,
-        typer.Option(
-            metavar="MIB",
-            min=1,
-            help="The cache to count on when results are held against the targets; else a core's "
-            "L2, as normgrad info shows it.",
-        ),
-    ] = None,
-    starts: Annotated[
-        bool,
-        typer.Option("--startup", help="Measure how a process starts, instead."),
-    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Measure nothing but what converting a model brings: the function returns the "
-            "model, and a tensor or a tuple of arguments for a call.",
+            help="Instead, measure what converting a model brings: the function returns the "
+            "model, and a tensor or a tuple of arguments for a call. MODULE may lie in this "
+            "directory.",
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="What to measure on: cpu, or cuda.")
-    ] = "cpu",
-    compile_: Annotated[
-        bool,
-        typer.Option(
-            "--compile/--no-compile",
-            help="With --device cuda: whether torch.compile competes, which takes seconds a case.",
-        ),
-    ] = True,
-    add: Annotated[
-        bool,
-        typer.Option(
-            "--add",
-            help="With --device cuda: keep the other cases of the device's file, so that the suite "
-            "can be measured in parts.",
-        ),
-    ] = False,
-    reports: Annotated[
-        bool,
-        typer.Option(
-            "--report",
-            help="Measure nothing: bring the tables of README.md and docs/performance.md, in this "
-            "directory, up to date with the results.",
-        ),
-    ] = False,
 ) -> None:
-    """Measure operators, layers and training steps against PyTorch's and the memory's own speed.
+    """Time layers in training and evaluation on this machine, and PyTorch's by turns with them.
 
-    Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
-    of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
-    is measured; what was measured before an interrupt goes to cpu-NAME-interrupted.csv. The whole
-    suite takes some ten minutes for each number of threads.
-
-    With --device cuda it measures them on the current GPU against the fastest of PyTorch's own,
-    cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. What was not measured
-    is said at the end, with the reason.
-
-    With --model it writes nothing: it prints how long a step of one model of yours takes, with
-    PyTorch's layers and converted, and whether that pays. MODULE may lie in this directory.
+    It takes half a minute. Training is a forward and a backward pass, evaluation a forward pass
+    without gradients, each on an input of about 25 MB.
     """
-    if folder is not None and not reports:
-        raise InputError(
-            "DIR", f"{folder}; allowed: with --report alone; --out says where to write"
-        )
-    options = {
-        **{"--startup": starts, "--device": None if device == "cpu" else device},
-        **{"--no-compile": not compile_, "--add": add, "--quick": quick, "--threads": threads},
-        **{"--filter": pattern, "--repeat": repeat, "--cache": cache},
-    }
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    _check_device(device, given)
-    words = [[name] if value is True else [name, str(value)] for name, value in given.items()]
-    command = shlex.join(["normgrad", "bench", *itertools.chain(*words)])
-    if model is not None:
-        if words or reports:
-            others = "--report" if reports else shlex.join(itertools.chain(*words))
-            raise InputError("--model", f"with {others}; allowed: alone")
-        _model(model)
-        return
-    if reports:
-        _report(folder or out)
-        return
-    if starts:
-        _startup(out, repeat, command)
-        return
-    cuda = device == "cuda"
-    cases = suite.quick() if quick else suite.suite()
-    cases = _cases(suite.on_gpu(cases) if cuda else cases, pattern)
-    counts = (results.ON_GPU,) if cuda else _counts(threads)
-    measured_on = _device(cuda, cases)
-    _prepare(out)
-    facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
-    facts |= measured_on.facts
-    suffix = "" if add else "-filtered" if pattern is not None else "-quick" if quick else ""
-    stem = f"{device}-{results.slug(facts.get('gpu', facts['cpu']))}"
-    path = out / f"{stem}{suffix}.csv"
-    old = None
-    if add and path.exists():  # read before anything is measured
-        allowed = "allowed with --add: a file of the same device and versions"
-        with blaming(path, ValueError, allowed=allowed), reported(path, "cannot be read"):
-            old = results.read(path)
-            results.check_same(old.facts, facts)
-    seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
-    from ..bench import run
-
-    found: list[Measured] = []
-    try:
-        with show.progress(len(cases) * len(counts)) as advance:
-            advance("", 0)
-            for one in run.run(cases, measured_on, counts, seconds, repeat, compile_ and cuda):
-                found.append(one)
-                advance(one.case)
-    except KeyboardInterrupt:
-        if any(one.row for one in found):  # keep what was measured before
-            _finish(out / f"{stem}-interrupted.csv", facts, found, None)
-        raise
-    _finish(path, facts, found, old)
-
-
-#: The options that each device has alone.
-_DEVICES = {"cpu": ("--threads", "--cache", "--startup"), "cuda": ("--no-compile", "--add")}
-
-
-def _check_device(device: str, given: Container[str]) -> None:
-    """Check that the device is known, and that no option of another device is given."""
-    one_of("--device", device, _DEVICES)
-    for other in _DEVICES.keys() - {device}:
-        for option in _DEVICES[other]:
-            if option in given:
-                raise InputError(option, f"with --device {device}; allowed: with --device {other}")
-
-
-# Options
-
-
-def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
-    if pattern is None:
-        return cases
-    allowed = "allowed: a regular expression"
-    with blaming(f"--filter: {pattern!r}", re.error, allowed=allowed):
-        found = suite.select(cases, pattern)
-    if not found:
-        raise InputError(
-            "--filter",
-            f"{pattern!r} is in no case's id; allowed: such as 'train/32x64x56x56' or 'cropped$'",
-        )
-    return found
-
-
-def _counts(threads: str | None) -> tuple[int, ...]:
-    most = this_machine().cores
-    if threads is None:
-        return tuple(dict.fromkeys((1, most)))
-    words = [word.strip() for word in threads.split(",")]
-    if not all(word.isdecimal() and 1 <= int(word) <= most for word in words):
-        raise InputError("--threads", f"{threads!r}; allowed: numbers from 1 to {most}, as in 1,2")
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-# The runs
-
-
-def _device(cuda: bool, cases: Sequence[Case]) -> Device:
-    """The device to measure on, when all is there that measuring and the pictures need."""
     if needs := lack("torch", extra="torch"):
         raise InputError("bench", needs)
-    from ..bench import device
+    one_of("--dtype", dtype, DTYPES)
+    if plot is not None:
+        if needs := lack("matplotlib"):
+            raise InputError("--plot", needs)
+        if plot.suffix not in PICTURES:
+            raise InputError("--plot", f"{plot}; allowed: {', '.join(PICTURES)}")
+    most = this_machine().cores
+    if threads is not None and threads > most:
+        raise InputError("--threads", f"{threads}; allowed: 1 to {most}, this process's cores")
+    if model is not None:
+        _model(model)
+        return
+    import torch
 
-    if cuda and (why := device.missing()):
-        _print_table(_UNMEASURED, results.unmeasured(results.nothing(cases, why)))
-        raise InputError(
-            "--device",
-            f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
-            "PyTorch finds an NVIDIA GPU",
+    import normgrad
+
+    from ..bench import layers
+
+    count = threads or most
+    torch.set_num_threads(count)
+    normgrad.set_num_threads(count)
+    every = layers.cases()
+    found: list[Measured] = []
+    with show.progress(len(every), "cases") as advance:
+        for case in every:
+            advance(str(case), 0)
+            seconds = QUICK_SECONDS if quick else SECONDS
+            found.append(layers.measure(case, getattr(torch, dtype), seconds))
+            advance(str(case))
+    where = f"{info.cpu_name()}, {count} thread{'s' if count > 1 else ''}, {dtype}"
+    if plot is not None:
+        with rewriting(plot) as opened:
+            opened.write(_picture(found, where, plot.suffix))
+    _print(found, where)
+    if plot is not None:
+        show.print_lines(f"written    {plot}")
+
+
+def _by_pass(found: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """The figures by the pass that was timed."""
+    return {what: [each for each in found if each.case.what == what]
+            for what in dict.fromkeys(each.case.what for each in found)}  # fmt: skip
+
+
+def _print(found: Sequence[Measured], where: str) -> None:
+    """Print a table for each pass that fits 80 columns, and what they come to."""
+    header = ("layer", "input", "PyTorch", "normgrad", "gain", "")
+    longest = max(each.gain for each in found)
+    means = []
+    for what, some in _by_pass(found).items():
+        lines = [
+            (
+                each.case.name,
+                "×".join(map(str, each.case.shape)),
+                _ms(each.torch),
+                _ms(each.ours),
+                f"{each.gain:.2f}",
+                "█" * max(1, round(LONGEST_BAR * each.gain / longest)),
+            )
+            for each in some
+        ]
+        show.columns(header, lines, title=what, right=("PyTorch", "normgrad", "gain"))
+        means.append(f"{geometric_mean(each.gain for each in some):.2f} times in {what}")
+    notes = [
+        f"times in ms, on {where}",
+        f"as fast as PyTorch {version('torch')}: {', '.join(means)} (geometric means)",
+    ]
+    noisy = sum(each.spread > NOISY for each in found)
+    if noisy:
+        notes.append(
+            f"noise: {noisy} of {len(found)} cases spread by more than {NOISY:.0%}; the machine "
+            "had other work"
         )
-    if needs := lack("matplotlib"):
-        raise InputError("bench", needs)
-    return device.Cuda() if cuda else device.Cpu()
+    show.print_lines(*notes)
 
 
-def _finish(
-    path: Path, facts: dict[str, str], found: Sequence[Measured], old: Results | None
-) -> None:
-    """Write and show what was measured, together with an earlier run."""
-    left_out = results.unmeasured(found)
-    rows = tuple(one.row for one in found if one.row is not None)
-    if not rows:
-        _print_table(_UNMEASURED, left_out)
-        cases = len({one.case for one in found})
-        raise InputError("bench", f"none of {cases} cases could be measured; nothing was written")
-    new = Results(facts, rows)
-    if left_out or new.on_gpu:
-        reasons = (f"{what}: {why} ({which})" for what, why, _, which in left_out)
-        facts["not_measured"] = "; ".join(reasons)
-    if old is not None:
-        new = results.added(old, new, suite.on_gpu(suite.suite()))
-    written = _keep_run(path, new)
-    _show_run(Results(new.facts, rows), written)
-    if left_out:
-        _print_table(_UNMEASURED, left_out)
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}"
 
 
-_UNMEASURED = ("not measured", "why", "cases", "which")
+def _picture(found: Sequence[Measured], where: str, ending: str) -> bytes:
+    """A picture of the gains as bars, a panel for each pass."""
+    import io
 
+    from matplotlib.figure import Figure
 
-def _startup(out: Path, repeat: int | None, command: str) -> None:
-    _prepare(out)
-    cpu = info.cpu_name()
-    cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
-    with show.progress(cold + warm) as advance, blaming("bench", RuntimeError):
-        advance("starting processes", 0)
-        starts = startup.measure(cold, warm, lambda: advance("starting processes"))
-    path = out / f"startup-{results.slug(cpu)}.csv"
-    _keep(path, results.table_of(results.facts(cpu, command), starts))
-    _print_table(*report.starts(starts), f"written    {path}")
+    groups = _by_pass(found)
+    figure = Figure(figsize=(9, 0.5 + 0.3 * max(map(len, groups.values()))), layout="constrained")
+    panels: Any = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for axes, (what, some) in zip(panels, groups.items(), strict=True):
+        names = [each.case.name for each in some]
+        bars = axes.barh(names, [each.gain for each in some])
+        axes.bar_label(bars, fmt="%.1f×", padding=3)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set(title=f"{what}: times as fast as PyTorch", xlim=(0, None))
+        axes.invert_yaxis()
+    figure.supxlabel(where, fontsize="small")
+    file = io.BytesIO()
+    figure.savefig(file, format=ending[1:], dpi=150)
+    return file.getvalue()
 
 
 def _model(named: str) -> None:
     """Print what converting the model would bring that a function returns."""
-    if needs := lack("torch", extra="torch"):
-        raise InputError("--model", needs)
     import torch
 
     from ..torch import estimate
@@ -290,76 +185,3 @@ def _model(named: str) -> None:
     found, example = made
     arguments = example if isinstance(example, tuple) else (example,)
     show.print_lines(*str(estimate(found, *arguments)).splitlines())
-
-
-def _report(folder: Path) -> None:
-    here = Path.cwd()
-    with blaming("bench", report.ReportError), reported(here, "cannot be brought up to date"):
-        written = report.write(folder, here)
-    show.print_lines(*(f"written    {path.relative_to(here)}" for path in written))
-
-
-# Output
-
-#: The ratio of interquartile range to median from which the machine's other load dominates.
-NOISY = 0.2
-
-#: Columns that hold words; others hold numbers.
-WORDS = ("case", "path", "not measured", "why", "which", "target", "kernels, in ms")
-
-
-def _prepare(out: Path) -> None:
-    """Make the folder before the work, so that an error shows early."""
-    with reported(out, "cannot be written to"):
-        out.mkdir(parents=True, exist_ok=True)
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Replace one of a run's files atomically."""
-    with reported(path, UNCHANGED):
-        results.write(path, content)
-
-
-def _keep_run(path: Path, found: Results) -> str:
-    """Write a run's file and its pictures, and return their names for printing."""
-    pictures = picture.draw(found)
-    _keep(path, results.table_of(found.facts, [row.cells for row in found.rows]))
-    for ending in picture.ENDINGS:
-        shown = path.with_suffix(ending)
-        if ending in pictures:
-            _keep(shown, pictures[ending])
-        else:  # an existing picture shows another run
-            with reported(shown, "cannot be removed"):
-                shown.unlink(missing_ok=True)
-    return ", ".join((str(path), *pictures))
-
-
-def _show_run(found: Results, written: str) -> None:
-    """Print a run's cases, how the targets were met, and what was written.
-
-    All files must be written before, since the reader of the output may close it.
-    """
-    times = {f"{title}, µs": (name,) for name, title in report.TITLES.items()}
-    figures: dict[str, tuple[str, ...]] = {**times, **report.FIGURES}
-    header = ["case", "threads", *figures, "GB/s", "path"]
-    lines = []
-    for row in found.rows:
-        count = "–" if row.threads == results.ON_GPU else str(row.threads)
-        cells = [report.shown(row.figure(*figure)) for figure in figures.values()]
-        lines.append([row.case.id, count, *cells, report.shown(row.cells["gbs"]), row.path])
-    held = report.held(found)
-    _print_table(header, lines)
-    _print_table(held.header, [[cell.replace("*", "") for cell in line] for line in held.lines])
-    noisy = sum(row.spread > NOISY for row in found.rows)
-    notes = [*report.misses(found), f"written    {written}"]
-    if noisy:
-        notes.append(
-            f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
-            f"{NOISY:.0%}: the machine was doing something else"
-        )
-    show.print_lines(*notes)
-
-
-def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
-    """Print a table, and notes below it."""
-    show.columns(header, lines, *notes, right=set(header).difference(WORDS))

@@ -13,9 +13,8 @@ import normgrad
 
 from .. import cache, devices, threads, torch_build
 from ..backends import choice
-from ..bench.results import NOT_INSTALLED, version
 from ..loading import KernelError
-from ..machine import this_machine
+from ..machine import NOT_INSTALLED, this_machine, version
 from ..settings import SettingError
 
 Rows = Sequence[tuple[str, str]]

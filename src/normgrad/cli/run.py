@@ -18,7 +18,6 @@ import normgrad
 
 from .. import dtypes, precision
 from ..bench import timing
-from ..bench.results import scaled
 from ..contract import Operator
 from ..operators.by_name import OPERATORS, choices_of
 from ..options import OPTIONS, addend, flag, integer, mask, real, sizes
@@ -274,10 +273,10 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
     show.columns(
         ("output", "shape", "dtype", *right, "check"),
         rows,
-        f"time       {scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
-        "a first one that compiles)",
-        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {scaled(moved, _BYTES)} of "
-        f"{', '.join(traffic) or 'nothing'}, over the time)",
+        f"time       {show.scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, "
+        "after a first one that compiles)",
+        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: "
+        f"{show.scaled(moved, _BYTES)} of {', '.join(traffic) or 'nothing'}, over the time)",
         f"path       {request.plan.path}",
         *([f"written    {out}"] if out is not None else []),
         title=request.call.name,

@@ -171,3 +171,9 @@ def progress(total: int, noun: str = "") -> Iterator[Any]:
     ):
         task = bar.add_task("", total=total)
         yield lambda text, step=1: bar.update(task, advance=step, description=text)
+
+
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Format a value in the largest unit that it reaches, else in the smallest."""
+    size, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{value / size:.3g} {unit}"

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from .. import dtypes, torch_build
-from ..bench.results import NOT_INSTALLED, version
 from ..compilers import BuildError
+from ..machine import NOT_INSTALLED, version
 from ..operators.by_name import PLANNED
 from . import info, show, typical
 from .files import InputError, one_of

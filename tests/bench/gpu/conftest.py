@@ -3,8 +3,7 @@
 import time
 
 import pytest
-
-from normgrad.bench.results import ON_GPU, Results, facts
+from measuring.results import ON_GPU, Results, facts
 
 DEVICE_FACTS = {
     **{"gpu": "NVIDIA H200", "compute_capability": "9.0", "multiprocessors": "132"},
@@ -23,7 +22,7 @@ class FakeDevice:
         self.facts = {**DEVICE_FACTS, "cache_bytes": str(self.l2)}
 
     def copies(self, tensor_bytes):
-        from normgrad.bench import device
+        from measuring import device
 
         return device.copies(tensor_bytes, self.l2, 1 << 30)
 

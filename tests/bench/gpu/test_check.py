@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu_check.sh"
 PYTHON = """#!/bin/sh
 case "$*" in
     *find_spec*) for name in $LACKS; do case "$*" in *"'$name'"*) exit 1;; esac; done; exit 0;;
-    *normgrad.bench.device*) echo "$REASON"; exit 0;;
+    *measuring.device*) echo "$REASON"; exit 0;;
 esac
 echo "python $*" >> "$LOG"
 case "$*" in *"$FAILS"*) exit 3;; esac
@@ -62,7 +62,7 @@ def test_everything_in_order(check, tmp_path):
         "python -m pytest -q -n 14 --dist worksteal tests/gpu",
         *log[1:4],
         "python benchmarks/gpu_peers.py",
-        f"python -m normgrad.cli bench --device cuda --out {tmp_path}/out --quick",
+        f"python benchmarks/measure.py run --device cuda --out {tmp_path}/out --quick",
     ]
     # The sanitizers run at once.
     assert {*log[1:4]} == {f"sanitizer --tool {tool}check" for tool in ("mem", "race", "init")}

@@ -1,17 +1,16 @@
-"""``normgrad bench --device cuda`` from end to end: without a device, and on one that is none."""
+"""``measure.py run --device cuda`` from end to end: without a device, and on one that is none."""
 
 import re
 
 import pytest
-
-from normgrad.bench import results
+from measuring import results
 
 CASE = "train/8x16x8x8/float32/contiguous"
 
 
 torch = pytest.importorskip("torch")
 
-from normgrad.bench import contenders, device  # noqa: E402
+from measuring import contenders, device  # noqa: E402
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def lines_of(result):
 
 def test_without_a_device(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(device, "missing", lambda: "PyTorch 9 finds no CUDA device")
-    result = cli("--device", "cuda", "--out", tmp_path / "out")
+    result = cli("run", "--device", "cuda", "--out", tmp_path / "out")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert line == (
@@ -52,21 +51,20 @@ def test_without_a_device(cli, tmp_path, monkeypatch):
         (("--device", "tpu"), "--device: 'tpu'; allowed: cpu, cuda"),
         (("--device", "cuda", "--threads", "1"), "--threads: with --device cuda; allowed: with"),
         (("--device", "cuda", "--cache", "1"), "--cache: with --device cuda; allowed: with"),
-        (("--device", "cuda", "--startup"), "--startup: with --device cuda; allowed: with"),
         (("--add",), "--add: with --device cpu; allowed: with --device cuda"),
         (("--no-compile",), "--no-compile: with --device cpu; allowed: with --device cuda"),
         (("--device", "cuda", "--filter", "nowhere"), "--filter: 'nowhere' is in no case's id"),
     ],
 )
 def test_what_it_does_not_take(cli, arguments, line):
-    result = cli(*arguments)
+    result = cli("run", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"normgrad: {line}")
 
 
 def run_it(cli, out, *arguments, pattern=CASE):
     words = ("--device", "cuda", "--no-compile", "--repeat", 1, "--out", out)
-    return cli(*words, "--filter", pattern, *arguments)
+    return cli("run", *words, "--filter", pattern, *arguments)
 
 
 def test_a_case_into_a_folder(cli, cuda, tmp_path):
@@ -77,7 +75,7 @@ def test_a_case_into_a_folder(cli, cuda, tmp_path):
     assert [path.suffix for path in pictures] == [".png", ".svg"]
     assert b"on NVIDIA H200" in pictures[1].read_bytes()
     found = results.read(table)
-    command = f"normgrad bench --device cuda --no-compile --filter {CASE} --repeat 1"
+    command = f"benchmarks/measure.py run --device cuda --no-compile --filter {CASE} --repeat 1"
     assert found.facts["command"] == command
     (row,) = found.rows
     assert (row.case.id, row.threads, row.rounds) == (CASE, results.ON_GPU, 1)
@@ -131,7 +129,7 @@ def test_ours_cannot(cli, cuda, tmp_path, monkeypatch):
     result = run_it(cli, tmp_path)
     assert result.exit_code == 2
     assert result.stderr == (
-        "normgrad: bench: none of 1 cases could be measured; nothing was written\n"
+        "normgrad: run: none of 1 cases could be measured; nothing was written\n"
     )
     text = " ".join(lines_of(result))
     assert "the case ValueError: grad_out: on device cuda:0; allowed: cpu 1" in text

@@ -4,8 +4,9 @@ import pytest
 
 torch_ = pytest.importorskip("torch")
 
-from normgrad.bench import contenders, data, device  # noqa: E402
-from normgrad.bench.suite import DENSE, Case, Layout, Operator, Part  # noqa: E402
+from measuring import contenders, data, device  # noqa: E402
+from measuring.suite import DENSE, Case, Layout, Operator, Part  # noqa: E402
+
 from normgrad.torch import extension  # noqa: E402
 
 SHAPE = (4, 8, 6, 5)
@@ -157,7 +158,7 @@ def test_who_is_asked(torch, eager):
 
 
 def test_group_norm_on_a_gpu_gets_contiguous_tensors(torch):
-    from normgrad.bench import compositions
+    from measuring import compositions
 
     case = case_of(Operator.GROUP_NORM, layout=Layout.CHANNELS_LAST)
     assert compositions._form_needed(case, False) is torch.contiguous_format

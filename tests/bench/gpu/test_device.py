@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from normgrad.bench import device
-from normgrad.bench.results import GPU_FACTS
+from measuring import device
+from measuring.results import GPU_FACTS
 
 
 def torch_of(cuda, available=False):

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-
-from normgrad.bench import picture, report
-from normgrad.bench.results import Results, facts
-from normgrad.bench.suite import Layout, Operator
+from measuring import picture, report
+from measuring.results import Results, facts
+from measuring.suite import Layout, Operator
 
 BLOCK = f"before\n{report.GPU_BEGIN}\nold\n{report.GPU_END}\nafter\n"
 

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from normgrad.bench import results as files
-from normgrad.bench import suite, targets
-from normgrad.bench.results import Measured, added, nothing, unmeasured
-from normgrad.bench.suite import Operator, Part
+from measuring import results as files
+from measuring import suite, targets
+from measuring.results import Measured, added, nothing, unmeasured
+from measuring.suite import Operator, Part
 
 SUITE = suite.on_gpu(suite.suite())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import cache as folders
+from normgrad import cache as folders
 
 #: The numbers of processes without and with kernels on disk; compiling takes seconds.
 COLD_RUNS, WARM_RUNS = 3, 7
@@ -72,7 +72,7 @@ def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, 
     Raises:
         RuntimeError: a process failed.
     """
-    from ..backends.cpu import store
+    from normgrad.backends.cpu import store
 
     brought = store.level() is not None
     starts = [("packaged" if brought else "from disk", "0")] * warm

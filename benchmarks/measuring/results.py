@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.metadata
 import io
 import math
 import os
@@ -17,13 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import normgrad
+from normgrad.cli.show import scaled
+from normgrad.machine import this_machine, version
+from normgrad.writing import replacing
 
-from ..machine import this_machine
-from ..writing import replacing
 from .suite import Case, Part
-
-#: The version that facts give for a missing package.
-NOT_INSTALLED = "not installed"
 
 #: The number of cases to name for each reason why something was not measured.
 NAMED = 2
@@ -146,14 +143,6 @@ class Results:
         return sorted({row.threads for row in self.rows})
 
 
-def version(package: str) -> str:
-    """An installed package's version, from its metadata, since importing torch takes seconds."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return NOT_INSTALLED
-
-
 def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
     """The facts of a run: its machine, versions and command, and the bytes of cache to assume."""
     machine = this_machine()
@@ -183,12 +172,6 @@ def slug(device: str) -> str:
 def spelled_threads(count: int) -> str:
     """A number of threads in words: 2 threads."""
     return "GPU" if count == ON_GPU else f"{count} thread{'s' if count > 1 else ''}"
-
-
-def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Format a value in the largest unit that it reaches, else in the smallest."""
-    size, unit = next((each for each in units if value >= each[0]), units[-1])
-    return f"{value / size:.3g} {unit}"
 
 
 def spelled_bytes(count: float) -> str:

@@ -13,11 +13,11 @@ import torch
 
 import normgrad.torch
 from normgrad import aclnn
+from normgrad.bench.timing import Call
 from normgrad.torch import extension, layers
 
 from .data import Data
 from .suite import BFLOAT16, DENSE, Case, Operator
-from .timing import Call
 
 #: The models' file, which is not in the package: in the checkout that the package belongs to, or in
 #: the one that the command runs in.

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..operators.by_name import PLANNED
+from normgrad.operators.by_name import PLANNED
+
 from .suite import Case, Layout, Operator, Part, Shape
 
 EPS = 1e-5

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch.ops import aten
 
-from ..contract import Kind
-from ..operators.by_name import PLANNED, choices_of
-from ..torch.derivatives import like
-from ..torch.schemas import ATEN, Schema
+from normgrad.bench.timing import Call
+from normgrad.contract import Kind
+from normgrad.operators.by_name import PLANNED, choices_of
+from normgrad.torch.derivatives import like
+from normgrad.torch.schemas import ATEN, Schema
+
 from .data import EPS, MOMENTUM, Data, arguments
 from .suite import DENSE, Case, Layout, Operator
-from .timing import Call
 
 #: Operators that torch has for CUDA alone.
 _ON_CUDA = (

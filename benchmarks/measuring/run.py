@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..backends.cpu import teams
-from ..loading import KernelError
-from ..settings import SettingError
-from . import contenders, timing
+from normgrad.backends.cpu import teams
+from normgrad.bench import timing
+from normgrad.loading import KernelError
+from normgrad.settings import SettingError
+
+from . import contenders
 from .contenders import Ready
 from .data import Data
 from .device import Device

@@ -10,9 +10,10 @@ from contextlib import suppress
 
 import torch
 
-from . import timing
+from normgrad.bench import timing
+from normgrad.bench.timing import Call
+
 from .results import version
-from .timing import Call
 
 #: L2's size in bytes if torch does not report it: larger than that of any GPU so far.
 UNKNOWN_L2 = 256 << 20

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .. import dtypes
+from normgrad import dtypes
 
 Shape = tuple[int, ...]
 Grouped = tuple[Shape, int]  # a shape and its number of groups, 0 for batch norm

@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 import torch
 
 import normgrad
+from normgrad.bench import timing
+from normgrad.bench.timing import Call
+from normgrad.operators.by_name import FUNCTIONS, PLANNED
 
-from ..operators.by_name import FUNCTIONS, PLANNED
-from . import compositions, data, steps, timing
+from . import compositions, data, steps
 from .data import Data, arguments
 from .device import Device
 from .results import TIMES
 from .suite import Case, Operator, Part
-from .timing import Call
 
 #: The name of torch.compile's contender in tables and files.
 COMPILED = "torch.compile"

@@ -336,7 +336,7 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     """
     runs, gpus = _load(folder, RUNS), _load(folder, GPU_RUNS)
     if not runs and not gpus:
-        raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
+        raise ReportError(f"{folder}: no file of a full run; make one with measure.py run")
     readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
     on_cpus, on_gpus = (
         "\n\n".join(details(*run, performance.parent) for run in some) for some in (runs, gpus)
