@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_costs.py [--write]
 
-Prints a table; --write puts it into docs/performance.md. Everything follows from the plans for an
-NVIDIA H200, launch by launch; nothing is computed, compiled or timed.
+Prints a table; --write puts it into docs/performance/gpus.md. Everything follows from the plans for
+an NVIDIA H200, launch by launch; nothing is computed, compiled or timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
 from normgrad.problem import Role
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "performance" / "gpus.md"
 #: What the table stands between.
 BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
@@ -191,7 +191,7 @@ def cost(made: Program) -> Cost:
 
 
 def table() -> str:
-    """The table as it stands in docs/performance.md."""
+    """The table as it stands in docs/performance/gpus.md."""
     kinds = [(layout, dtype) for dtype in DTYPES for layout in LAYOUTS]
     head = ["operator", "shape", *(f"{dtype}, {layout}" for layout, dtype in kinds)]
     lines = [head, ["---"] * len(head)]
@@ -213,7 +213,7 @@ def written(document: str) -> str:
 def main() -> None:
     """Print the table, or put it where it belongs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put it into docs/performance/gpus.md")
     if parser.parse_args().write:
         DOCUMENT.write_text(written(DOCUMENT.read_text()))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,3 +122,71 @@ def draw(results: Results) -> dict[str, bytes]:
             figure.savefig(file, format=suffix[1:], dpi=150, metadata=metadata)
             files[suffix] = file.getvalue()
     return files
+
+
+#: The lines of a picture of gains: their names, operators and other facts of their cases.
+_IMAGES = (Operator.TRAIN, Operator.EVAL, Operator.FORWARD, Operator.FORWARD_EVAL,
+           Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM)  # fmt: skip
+_LAYER_ROWS = (Operator.LAYER_NORM, Operator.FORWARD_LAYER_NORM)
+_RMS_ROWS = (Operator.RMS_NORM, Operator.FORWARD_RMS_NORM)
+_LINES: dict[str, tuple[tuple[str, tuple[Operator, ...], Layout, str], ...]] = {
+    "batch and group norm": (
+        ("contiguous", _IMAGES, Layout.CONTIGUOUS, "#0072B2"),
+        ("channels-last", _IMAGES, Layout.CHANNELS_LAST, "#D55E00"),
+    ),
+    "layer and RMS norm": (
+        ("layer norm", _LAYER_ROWS, Layout.CONTIGUOUS, "#009E73"),
+        ("RMS norm", _RMS_ROWS, Layout.CONTIGUOUS, "#CC79A7"),
+    ),
+}
+
+
+def gains(results: Results) -> bytes:
+    """A picture, as SVG, of the public functions' speed-up by size; empty without such cases.
+
+    A point is a case, and a line the geometric mean of the cases of a size, with all cores.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    most = max(results.counts)
+    rows = [row for row in results.rows if row.threads == most and {"torch", "ours"} <= {*row.us}]
+    kinds = {name: [(line, [row for row in rows if row.case.operator in line[1]
+                            and row.case.layout is line[2]]) for line in lines]
+             for name, lines in _LINES.items()}  # fmt: skip
+    shown = [row for lines in kinds.values() for _, some in lines for row in some]
+    if not shown:
+        return b""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(kinds), sharex=True, sharey=True)
+    for axes, (name, lines) in zip(panels, kinds.items(), strict=True):
+        for (label, _, _, colour), some in lines:
+            points = sorted((row.case.tensor_bytes, row.figure("torch", "ours")) for row in some)
+            axes.plot(*zip(*points, strict=True) if points else ([], []), "o", ms=2.5,
+                      color=colour, alpha=0.35, markeredgewidth=0)  # fmt: skip
+            by_size: dict[int, list[float]] = {}
+            for size, value in points:
+                by_size.setdefault(2 * round(math.log2(size) / 2), []).append(value)
+            means = [statistics.geometric_mean(values) for values in by_size.values()]
+            axes.plot([2.0**power for power in by_size], means, color=colour, label=label)
+        axes.axhline(1, color="0.2", linewidth=0.9)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([2.0**power for power in range(10, 28, 4)])
+        axes.xaxis.set_major_formatter(lambda size, _: spelled_bytes(size))
+        axes.set_yscale("log")
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("one tensor")
+        axes.grid(axis="y", color="0.92", linewidth=0.6, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+    ticks = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+    panels[0].set_yticks(ticks, map("{:g}×".format, ticks))
+    values = [row.figure("torch", "ours") for row in shown]
+    panels[0].set_ylim(min(0.7, *values) / 1.1, max(4.0, *values) * 1.1)
+    panels[0].minorticks_off()
+    panels[0].set_ylabel("times as fast as PyTorch")
+    figure.suptitle(f"{results.device}, {spelled_threads(most)}", fontsize=11)
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import results, targets
+from . import picture, results, targets
 from .results import Results, Row, spelled_bytes, spelled_threads
 from .startup import TIMES
-from .suite import BFLOAT16, DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
+from .suite import DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
 from .targets import geometric_mean
 
 #: One name of a timed call, for its microseconds, or two, for the ratio of their times.
@@ -23,8 +23,9 @@ Figure = tuple[str, ...]
 _Columns = Mapping[str, tuple[Figure, int | str]]
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-#: The markers around a document's section on GPUs.
-GPU_BEGIN, GPU_END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
+#: The documents with markers, the folder of a page for each machine, and the document of targets.
+README, PERFORMANCE = Path("README.md"), Path("docs", "performance.md")
+PAGES, TARGETS = Path("docs", "performance"), Path("benchmarks", "targets.md")
 
 #: Prefixes of the files of runs on CPUs, on GPUs, and of startup times. A run of a part of the
 #: suite has a suffix too, and is left out.
@@ -34,15 +35,11 @@ PARTIAL = ("-quick", "-filtered", "-interrupted")
 #: The number of misses listed for each target; the file has all of them.
 MOST_MISSES = 12
 
-NO_GPU = """No figures have been measured on a GPU yet. On a machine with one,
-
-<!-- not run: needs a GPU -->
-```sh
-normgrad bench --device cuda
-```
-
-writes them to `benchmarks/results/cuda-NAME.csv`, and `normgrad bench --report` puts their tables
-here."""
+#: The first lines of a document that is generated whole.
+GENERATED = (
+    "This page is generated: `python benchmarks/measure.py report` makes it from a file in "
+    "[benchmarks/results]({results})."
+)
 
 #: The ratios of times that are shown for operators. ``ours`` is the public function.
 _SPEEDUP: dict[str, Figure] = {"torch / ours": ("torch", "ours")}
@@ -70,7 +67,6 @@ _GAINS: tuple[tuple[str, tuple[Operator, ...], bool], ...] = (
     ("BatchNorm2d, smaller", (Operator.LAYER_BATCH_NORM, Operator.LAYER_EVAL), False),
     ("GroupNorm, smaller", (Operator.LAYER_GROUP_NORM,), False),
     ("training step of resnet18 (batch norm)", (Operator.RESNET18,), True),
-    ("training step of mobilenet_v2 (batch norm)", (Operator.MOBILENET_V2,), True),
     ("training step of a U-Net (group norm)", (Operator.UNET,), True),
 )
 
@@ -198,22 +194,26 @@ def _where(found: Results) -> str:
     return f"{place}. {versions}. {facts['date'][:10]}, `{commands}`."
 
 
-def details(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
-    """All sections on the run in the file ``path``, for a document in ``folder``."""
-    sections = [f"### {found.device}", summary(found)]
+def _link(path: Path, folder: Path) -> str:
+    """A link from a document in a folder."""
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def page(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
+    """The document on the run in the file ``path``, in ``folder``."""
+    how = "[Method](method.md) says what the columns mean."
+    generated = GENERATED.format(results=_link(path, folder))
+    sections = [f"# {found.device}", f"{generated} {how}", summary(found)]
     if reasons := found.facts.get("not_measured"):
         # Split only after each reason's cases in brackets, as an error's text may have semicolons.
         sections.append("\n- ".join(["Not measured:\n", *re.split(r"(?<=\)); ", reasons)]))
-    if (picture := path.with_suffix(".svg")).exists():
-        link = Path(os.path.relpath(picture, folder)).as_posix()
-        sections.append(f"![Times over the memory's own time]({link})")
-    sections += ["#### Targets", str(held(found))]
-    sections += ["#### Misses", "\n".join(misses(found)) or "None."]
+    if (drawn := path.with_suffix(".svg")).exists():
+        sections.append(f"![Times over the memory's own time]({_link(drawn, folder)})")
     parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
     for part, figures in _MEANS.items():
         if parts[part]:
             name = f"{part.value[0].upper()}{part.value[1:]}"
-            sections.append(f"#### {name}: geometric means")
+            sections.append(f"## {name}: geometric means")
             for count, (title, figure) in itertools.product(found.counts, figures.items()):
                 mine = [row for row in parts[part] if row.threads == count]
                 layouts = {row.case.layout for row in mine}
@@ -233,10 +233,19 @@ def details(found: Results, begun: Table | None, path: Path, folder: Path) -> st
     for part, title in _EVERY.items():
         if parts[part]:
             table = every(parts[part])
-            sections += [f"#### {title.format(batch)}", str(table)]
+            sections += [f"## {title.format(batch)}", str(table)]
     if begun is not None:
-        sections += ["#### Starting", str(begun)]
-    return "\n\n".join(sections)
+        sections += ["## Starting", str(begun)]
+    return "\n\n".join(sections) + "\n"
+
+
+def goals(runs: Sequence[tuple[Results, Table | None, Path]], folder: Path) -> str:
+    """The document of the targets that each run met or missed, in ``folder``."""
+    sections = ["# Targets", GENERATED.format(results=_link(runs[0][2].parent, folder))]
+    for found, _, _ in runs:
+        sections += [f"## {found.device}", _where(found), str(held(found))]
+        sections += ["### Misses", "\n".join(misses(found)) or "None."]
+    return "\n\n".join(sections) + "\n"
 
 
 #: The figures of which a part's tables show means for each operator.
@@ -255,18 +264,38 @@ _EVERY = {
 }
 
 
-def summary(found: Results) -> str:
-    """A run's summary: its device, and means for each operator and each group of cases."""
+def _lines(found: Results, *, by_operator: bool) -> dict[str, list[Row]]:
+    """The rows with a peer's time by group of cases, and if wanted by operator before."""
     lines: dict[str, list[Row]] = {}
     for part in Part:
         together = [row for row in found.rows if row.case.part is part and "torch" in row.us]
-        if part is not Part.CALLS:
+        if by_operator and part is not Part.CALLS:
             lines |= _by_operator(together)
         if together:
-            lines[f"**all {part.value}**"] = together
-    table = _means("", lines, _of_threads(found.counts, FIGURES))
+            lines[f"**all {part.value}**" if by_operator else part.value] = together
+    return lines
+
+
+def summary(found: Results) -> str:
+    """A run's summary: its device, and means for each operator and each group of cases."""
+    table = _means("", _lines(found, by_operator=True), _of_threads(found.counts, FIGURES))
     cases = len({row.case for row in found.rows})
     return f"{_where(found)}\n\nGeometric means over {cases} cases:\n\n{table}"
+
+
+def overview(runs: Sequence[tuple[Results, Table | None, Path]], folder: Path) -> str:
+    """Each run's part of the document with all machines, in ``folder``."""
+    sections = []
+    for found, _, path in runs:
+        columns = {spelled_threads(count): (("torch", "ours"), count) for count in found.counts}
+        link = _link(Path(PAGES.name, f"{path.stem}.md"), Path())
+        sections += [
+            f"### {found.device}",
+            f"![Times as fast as PyTorch, by size]({PAGES.name}/{path.stem}.svg)",
+            str(_means("times as fast as PyTorch", _lines(found, by_operator=False), columns)),
+            f"{found.facts['date'][:10]}, PyTorch {found.facts['torch']}; [every table]({link}).",
+        ]
+    return "\n\n".join(sections)
 
 
 def _range(values: Sequence[float]) -> str:
@@ -280,20 +309,23 @@ def _range(values: Sequence[float]) -> str:
     return f"{mean} ({least}–{most})"
 
 
-def gains(found: Results) -> str:
+def gains(runs: Sequence[tuple[Results, Table | None, Path]]) -> str:
     """The README's table: torch's time over ours with one thread, of layers and training steps."""
-    kinds = list(itertools.product((FLOAT32, BFLOAT16), DENSE))
-    titles = [f"{dtype}, {layout.value}" for dtype, layout in kinds]
-    table = Table(["forward and backward", *titles], [])
-    rows = [row for row in found.rows if row.threads == 1 and "torch" in row.us]
-    for name, operators, is_large in _GAINS:
-        mine = [row for row in rows if row.case.operator in operators]
-        mine = [row for row in mine if is_large == (row.case.elements >= targets.LARGE_LAYER)]
-        table.lines.append([name])
-        for kind in kinds:
-            some = [row for row in mine if (row.case.dtype, row.case.layout) == kind]
-            table.lines[-1].append(_range([row.figure("torch", "ours") for row in some]))
-    return f"{table}\n\n{found.device}, one thread, {found.facts['date'][:10]}."
+    table = Table(["forward and backward, one thread"], [[name] for name, *_ in _GAINS])
+    for found, _, _ in runs:
+        rows = [row for row in found.rows if row.threads == 1 and "torch" in row.us]
+        for layout in DENSE:
+            table = Table([*table.header, f"{found.device}, {layout.value}"], table.lines)
+            for line, (_, operators, is_large) in zip(table.lines, _GAINS, strict=True):
+                some = [
+                    row.figure("torch", "ours")
+                    for row in rows
+                    if row.case.operator in operators and row.case.layout is layout
+                    if is_large == (row.case.elements >= targets.LARGE_LAYER)
+                ]
+                line.append(_range(some))
+    dates = sorted({found.facts["date"][:10] for found, _, _ in runs})
+    return f"{table}\n\nMeasured on {' and '.join(dates)}, in float32 and bfloat16."
 
 
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
@@ -327,32 +359,37 @@ def _load(folder: Path, prefix: str) -> list[tuple[Results, Table | None, Path]]
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
-    """Bring a checkout's documents with markers up to date with a folder's runs, and return them.
+    """Bring a checkout's documents up to date with a folder's runs, and return those that changed.
 
-    Their section on GPUs says so if there is no run on a GPU.
+    README.md and docs/performance.md have markers for their parts. Each run has a page and a
+    picture in docs/performance; the targets are in benchmarks/targets.md.
 
     Raises:
         ReportError: there are no runs, or no markers.
     """
-    runs, gpus = _load(folder, RUNS), _load(folder, GPU_RUNS)
-    if not runs and not gpus:
+    cpus = _load(folder, RUNS)
+    runs = [*cpus, *_load(folder, GPU_RUNS)]
+    if not runs:
         raise ReportError(f"{folder}: no file of a full run; make one with measure.py run")
-    readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
-    on_cpus, on_gpus = (
-        "\n\n".join(details(*run, performance.parent) for run in some) for some in (runs, gpus)
-    )
-    contents = {readme: "\n\n".join(gains(found) for found, _, _ in runs), performance: on_cpus}
-    changed = {}
-    for document in filter(Path.exists, contents):
-        old = document.read_text(encoding="utf-8")
-        # Without a run on a CPU, keep what the document says of the last one.
-        new = replace_between(old, contents[document]) if runs else None
-        both = replace_between(new or old, on_gpus or NO_GPU, GPU_BEGIN, GPU_END)
-        if (found := both or new) is not None:
-            changed[document] = found
+    changed: dict[Path, bytes] = {}
+    for name, content in ((README, gains(cpus)), (PERFORMANCE, overview(runs, PERFORMANCE.parent))):
+        document = checkout / name
+        if document.exists():
+            found = replace_between(document.read_text(encoding="utf-8"), content)
+            if found is not None:
+                changed[document] = found.encode()
     if not changed:
-        names = " nor ".join(str(document.relative_to(checkout)) for document in contents)
-        raise ReportError(f"{checkout}: neither {names} has the marker {BEGIN}")
-    for document, text in changed.items():
-        results.write(document, text.encode())
-    return list(changed)
+        raise ReportError(f"{checkout}: neither {README} nor {PERFORMANCE} has the marker {BEGIN}")
+    for run in runs:
+        path = checkout / PAGES / run[2].name
+        changed[path.with_suffix(".md")] = page(*run, path.parent).encode()
+        if drawn := picture.gains(run[0]):
+            changed[path.with_suffix(".svg")] = drawn
+    changed[checkout / TARGETS] = goals(runs, checkout / TARGETS.parent).encode()
+    written = [
+        path for path, new in changed.items() if not path.exists() or path.read_bytes() != new
+    ]
+    for path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        results.write(path, changed[path])
+    return written

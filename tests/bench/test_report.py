@@ -47,21 +47,57 @@ def read(checkout, *names):
     return text
 
 
-def test_the_details(checkout):
+def generated(checkout, *names):
+    """The lines of a document that is generated whole."""
+    text = checkout.joinpath(*names).read_text()
+    assert "nan" not in text
+    assert "This page is generated" in text
+    return text.splitlines()
+
+
+def test_the_page_of_a_machine(checkout):
     folder = checkout / "benchmarks" / "results"
     # Left alone, as it has no markers.
     (checkout / "README.md").write_text("no markers\n")
-    assert report.write(folder, checkout) == [checkout / "docs" / "performance.md"]
+    names = [path.relative_to(checkout).as_posix() for path in report.write(folder, checkout)]
+    assert names == [
+        "docs/performance.md", "docs/performance/cpu-some.md", "docs/performance/cpu-some.svg",
+        "benchmarks/targets.md",
+    ]  # fmt: skip
     assert (checkout / "README.md").read_text() == "no markers\n"
-    text = read(checkout, "docs", "performance.md")
-    lines = text.splitlines()
-    assert "### Some CPU (R) 9000" in lines
-    assert "![Times over the memory's own time](../benchmarks/results/cpu-some.svg)" in lines
+    lines = generated(checkout, "docs", "performance", "cpu-some.md")
+    assert lines[0] == "# Some CPU (R) 9000"
+    assert "![Times over the memory's own time](../../benchmarks/results/cpu-some.svg)" in lines
+    assert "| train | 4 | 2 | 8 | 4 |" in lines  # by dtype: √(2·8), by layout, and all
+    resnet = [
+        line.split(" | ") for line in lines if line.startswith("| train/32x64x56x56/float32/cont")
+    ]
+    # ours, plan, torch and memory in µs, torch / ours; with one thread and with two.
+    assert [cells[1:] for cells in resnet] == [
+        ["3,000", "3,000", "6,000", "2,000", "2", "100", "100", "600", "100", "6 |"]
+    ]
+    after = lines[lines.index("## Forward passes: geometric means") :]
+    # Times as fast as torch, a call and a plan, and times the memory's.
+    assert after.count("| forward | 1.5 | 1.5 | 1.5 |") == 2
+    assert after.count("| forward | 3 | 3 | 3 |") == after.count("| forward | 2 | 2 | 2 |") == 2
+    after = after[after.index("## Layers: geometric means") :]
+    assert "| layer-batch-norm | 2.5 | 2.5 | 2.5 |" in after
+    layer = "| layer-batch-norm/32x64x56x56/float32/contiguous | 2,000 | 5,000 | 2.5 | 1,000"
+    assert f"{layer} | 3,500 | 3.5 |" in after
+    assert "| train/4x8x4/float32/contiguous | 5 | 5 | 5 | 10 | 5 | 2 |" in after
+    assert "| step-resnet18/16x3x64x64/float32/contiguous | 200,000 | 100,000 | 0.5 |" in after
+    assert "| aclnn-new/4x8x4/float32/contiguous | 140 |" in after
+    assert "| compiled | 3 | 8,000 | 99 | 51 | 7,654 | 0.5 |" in lines
+
+
+def test_the_targets(checkout):
+    report.write(checkout / "benchmarks" / "results", checkout)
+    lines = generated(checkout, "benchmarks", "targets.md")
+    assert "## Some CPU (R) 9000" in lines
     assert (
         "| torch / plan.run, geometric mean of gradients | ≥ 2.5 | 2 | **missed** | 6 | met |"
         in lines
     )
-    assert "| train | 4 | 2 | 8 | 4 |" in lines  # by dtype: √(2·8), by layout, and all
     elemt = "`elemt/32x64x56x56/float32/contiguous` 0.5"
     wanted = "torch / plan.run, each operator of 2¹⁶ elements or more (≥ 1), 1 thread: 1 of 4"
     assert f"- {wanted}: {elemt}" in lines
@@ -71,26 +107,6 @@ def test_the_details(checkout):
         and elemt in line
         for line in lines
     )
-    resnet = [
-        line.split(" | ") for line in lines if line.startswith("| train/32x64x56x56/float32/cont")
-    ]
-    # ours, plan, torch and memory in µs, torch / ours; with one thread and with two.
-    assert [cells[1:] for cells in resnet] == [
-        ["3,000", "3,000", "6,000", "2,000", "2", "100", "100", "600", "100", "6 |"]
-    ]
-    after = lines[lines.index("#### Forward passes: geometric means") :]
-    # Times as fast as torch, a call and a plan, and times the memory's.
-    assert after.count("| forward | 1.5 | 1.5 | 1.5 |") == 2
-    assert after.count("| forward | 3 | 3 | 3 |") == after.count("| forward | 2 | 2 | 2 |") == 2
-    after = after[after.index("#### Layers: geometric means") :]
-    assert "| layer-batch-norm | 2.5 | 2.5 | 2.5 |" in after
-    layer = "| layer-batch-norm/32x64x56x56/float32/contiguous | 2,000 | 5,000 | 2.5 | 1,000"
-    assert f"{layer} | 3,500 | 3.5 |" in after
-    assert "| train/4x8x4/float32/contiguous | 5 | 5 | 5 | 10 | 5 | 2 |" in after
-    assert "| step-resnet18/16x3x64x64/float32/contiguous | 200,000 | 100,000 | 0.5 |" in after
-    assert "| aclnn-new/4x8x4/float32/contiguous | 140 |" in after
-    assert "nan" not in text
-    assert "| compiled | 3 | 8,000 | 99 | 51 | 7,654 | 0.5 |" in lines
 
 
 def test_the_table_of_the_readme(row, request):
@@ -107,26 +123,39 @@ def test_the_table_of_the_readme(row, request):
         row(Operator.LAYER_GROUP_NORM, speedup=16, **half),
         row(Operator.RESNET18, IMAGES, speedup=0.5),
     )
-    lines = report.gains(found).splitlines()
-    assert lines[0].startswith("| forward and backward | float32, contiguous | float32, channels")
-    assert lines[2] == "| BatchNorm2d in training, from 2¹⁵ elements | 2.50 | – | – | – |"
-    assert lines[4] == "| GroupNorm, from 2¹⁵ elements | 0.95 (0.90–1.0) | – | – | 14 (12–16) |"
-    assert lines[5] == "| BatchNorm2d, smaller | – | 1.3 (1.1–1.5) | – | – |"
-    assert lines[7] == "| training step of resnet18 (batch norm) | 0.50 | – | – | – |"
-    assert lines[-1] == f"Some CPU (R) 9000, one thread, {found.facts['date'][:10]}."
+    lines = report.gains([(found, None, None)]).splitlines()
+    device = "Some CPU (R) 9000"
+    columns = f"{device}, contiguous | {device}, channels-last |"
+    assert lines[0] == f"| forward and backward, one thread | {columns}"
+    assert lines[2] == "| BatchNorm2d in training, from 2¹⁵ elements | 2.50 | – |"
+    assert lines[4] == "| GroupNorm, from 2¹⁵ elements | 0.95 (0.90–1.0) | 14 (12–16) |"
+    assert lines[5] == "| BatchNorm2d, smaller | – | 1.3 (1.1–1.5) |"
+    assert lines[7] == "| training step of resnet18 (batch norm) | 0.50 | – |"
+    assert lines[-1].startswith(f"Measured on {found.facts['date'][:10]}, ")
 
 
 def test_the_readme(checkout):
     (checkout / "README.md").write_text(BLOCK)
     (checkout / "docs" / "performance.md").unlink()
-    assert report.write(checkout / "benchmarks" / "results", checkout) == [checkout / "README.md"]
+    written = report.write(checkout / "benchmarks" / "results", checkout)
+    assert written[0] == checkout / "README.md"
     assert "| BatchNorm2d in training, from 2¹⁵ elements | 2.50 |" in read(checkout, "README.md")
 
 
-def test_the_summary(checkout):
-    folder = checkout / "benchmarks" / "results"
-    report.write(folder, checkout)
+def test_the_overview(checkout):
+    """Each machine's means and picture, with a link to its page."""
+    report.write(checkout / "benchmarks" / "results", checkout)
     lines = read(checkout, "docs", "performance.md").splitlines()
+    assert "### Some CPU (R) 9000" in lines
+    assert "![Times as fast as PyTorch, by size](performance/cpu-some.svg)" in lines
+    assert "| gradients | 2 | 6 |" in lines
+    assert "| training steps | 0.5 | – |" in lines
+    assert any("[every table](performance/cpu-some.md)" in line for line in lines)
+
+
+def test_the_summary(checkout):
+    report.write(checkout / "benchmarks" / "results", checkout)
+    lines = generated(checkout, "docs", "performance", "cpu-some.md")
     assert "| train | 4 | 4 | 1.22 | 6 | 6 | 1 |" in lines
     assert "| elemt | 0.5 | 0.5 | 1.2 | 6 | 6 | 1 |" in lines
     assert "| **all gradients** | 2 | 2 | 1.22 | 6 | 6 | 1 |" in lines
@@ -145,11 +174,11 @@ def test_gradients_alone(checkout, row, content, request):
     found = request.getfixturevalue("results")(row())
     results.write(folder / "cpu-some.csv", content(found))
     report.write(folder, checkout)
-    text = read(checkout, "docs", "performance.md")
-    assert "#### Gradients: geometric means" in text
-    assert "| training steps: converted / stock, each | ≤ 1 | – | no such case |" in text
-    assert "#### Forward passes" not in text
-    assert "#### Layers" not in text
+    lines = generated(checkout, "docs", "performance", "cpu-some.md")
+    assert "## Gradients: geometric means" in lines
+    assert not any(line.startswith(("## Forward passes", "## Layers")) for line in lines)
+    steps = "| training steps: converted / stock, each | ≤ 1 | – | no such case |"
+    assert steps in generated(checkout, "benchmarks", "targets.md")
 
 
 def test_layers_alone(checkout, row, content, request):
@@ -157,18 +186,15 @@ def test_layers_alone(checkout, row, content, request):
     found = request.getfixturevalue("results")(row(Operator.LAYER_GROUP_NORM))
     results.write(folder / "cpu-some.csv", content(found))
     report.write(folder, checkout)
-    text = read(checkout, "docs", "performance.md")
-    assert "#### Layers, forward and backward" in text
-    assert "#### Gradients" not in text
-    assert "nan" not in text
+    lines = generated(checkout, "docs", "performance", "cpu-some.md")
+    assert "## Layers, forward and backward" in lines
+    assert not any(line.startswith("## Gradients") for line in lines)
 
 
 def test_again_changes_nothing(checkout):
-    folder, document = checkout / "benchmarks" / "results", checkout / "docs" / "performance.md"
-    report.write(folder, checkout)
-    once = document.read_text()
-    report.write(folder, checkout)
-    assert document.read_text() == once
+    folder = checkout / "benchmarks" / "results"
+    assert report.write(folder, checkout)
+    assert report.write(folder, checkout) == []
 
 
 def test_no_runs(checkout):

@@ -1,13 +1,11 @@
-"""What docs/performance.md says of GPUs."""
-
-from dataclasses import replace
+"""What the documents say of GPUs."""
 
 import pytest
 from measuring import picture, report
-from measuring.results import Results, facts
+from measuring.results import Results
 from measuring.suite import Layout, Operator
 
-BLOCK = f"before\n{report.GPU_BEGIN}\nold\n{report.GPU_END}\nafter\n"
+BLOCK = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
 
 
 @pytest.fixture
@@ -17,11 +15,8 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def lines(checkout):
-    text = (checkout / "docs" / "performance.md").read_text()
-    assert text.startswith(f"before\n{report.GPU_BEGIN}\n\n")
-    assert text.endswith(f"\n\n{report.GPU_END}\nafter\n")
-    assert "old" not in text
+def lines(checkout, name):
+    text = (checkout / "docs" / "performance" / f"{name}.md").read_text()
     assert "nan" not in text
     return text.splitlines()
 
@@ -40,9 +35,10 @@ def test_a_run(checkout, row, content, results):
     (checkout / "cuda-nvidia-h200.csv").write_bytes(content(Results(facts, found.rows)))
     (checkout / "cuda-nvidia-h200.svg").write_text("<svg/>")
     (checkout / "cuda-nvidia-h200-quick.csv").write_text("not read")
-    assert report.write(checkout, checkout) == [checkout / "docs" / "performance.md"]
-    text = lines(checkout)
-    assert "### NVIDIA H200" in text
+    report.write(checkout, checkout)
+    assert "### NVIDIA H200" in (checkout / "docs" / "performance.md").read_text()
+    text = lines(checkout, "cuda-nvidia-h200")
+    assert text[0] == "# NVIDIA H200"
     assert any("L2 50 MiB; host Some CPU. driver 570.1, CUDA 12.8" in line for line in text)
     assert any(line.endswith("`normgrad bench --device cuda`.") for line in text)
     at = text.index("Not measured:")
@@ -50,16 +46,16 @@ def test_a_run(checkout, row, content, results):
         "- aten::x: RuntimeError: 1; allowed: 2 (a)",
         "- other: no (b)",
     ]
-    assert "![Times over the memory's own time](../cuda-nvidia-h200.svg)" in text
+    assert "![Times over the memory's own time](../../cuda-nvidia-h200.svg)" in text
+    # √(1.5 · 0.75), all of them in float32; and by layout.
+    assert "| train | 1.06 | 1.5 | 0.75 | 1.06 |" in text
+    assert "## ResNet-50 at batch 256, training: gradients" in text
+    assert "| train/256x64x56x56/float32/contiguous | 600 | 600 | 900 | 600 | 1.5 |" in text
+    assert "| layer-batch-norm/32x64x56x56/float32/contiguous | 2,000 | 5,000 | 2.5 |" in text
+    text = (checkout / "benchmarks" / "targets.md").read_text().splitlines()
     limit = "each of 2¹⁶ elements or more, gradients"
     assert f"| torch / ours, {limit} | ≥ 1 | 0.75 | **missed** by 1 of 2 |" in text
     assert any(line.startswith(f"- torch / ours, {limit} (≥ 1), GPU: 1 of 2: ") for line in text)
-    # √(1.5 · 0.75), all of them in float32; and by layout.
-    assert "| train | 1.06 | 1.5 | 0.75 | 1.06 |" in text
-    assert "#### ResNet-50 at batch 256, training: gradients" in text
-    assert "| train/256x64x56x56/float32/contiguous | 600 | 600 | 900 | 600 | 1.5 |" in text
-    assert "| layer-batch-norm/32x64x56x56/float32/contiguous | 2,000 | 5,000 | 2.5 |" in text
-    assert report.NO_GPU.splitlines()[0] not in text
 
 
 def test_what_was_measured_in_parts(checkout, row, content, results):
@@ -67,28 +63,8 @@ def test_what_was_measured_in_parts(checkout, row, content, results):
     facts = {**found.facts, "command": "normgrad bench --add; normgrad bench --quick"}
     (checkout / "cuda-x.csv").write_bytes(content(Results(facts, found.rows)))
     report.write(checkout, checkout)
-    text = lines(checkout)
+    text = lines(checkout, "cuda-x")
     assert any(line.endswith("`normgrad bench --add`, `normgrad bench --quick`.") for line in text)
-
-
-def test_none_was_measured(checkout, row, content):
-    """A run on a CPU alone: nothing is said that is not so."""
-    found = Results(facts("CPU", "normgrad bench", 1 << 20), (replace(row(), threads=1),))
-    (checkout / "cpu-some.csv").write_bytes(content(found))
-    report.write(checkout, checkout)
-    text = lines(checkout)
-    assert "normgrad bench --device cuda" in text
-    assert not any(line.startswith("|") for line in text)
-
-
-def test_what_is_said_of_cpus_stays_without_a_run_there(checkout, row, content, results):
-    document = checkout / "docs" / "performance.md"
-    document.write_text(f"{report.BEGIN}\nthe CPU's\n{report.END}\n{BLOCK}")
-    found = results(row())
-    (checkout / "cuda-x.csv").write_bytes(content(found))
-    report.write(checkout, checkout)
-    assert document.read_text().startswith(f"{report.BEGIN}\nthe CPU's\n{report.END}\nbefore\n")
-    assert "### NVIDIA H200" in document.read_text()
 
 
 def test_a_damaged_run(checkout):
