@@ -265,8 +265,6 @@ def bring_up_to_date(
 
 # Output
 
-#: The ratio of interquartile range to median from which the machine's other load dominates.
-NOISY = 0.2
 
 #: Columns that hold words; others hold numbers.
 WORDS = ("case", "path", "not measured", "why", "which", "target", "kernels, in ms")
@@ -314,12 +312,12 @@ def _show_run(found: Results, written: str) -> None:
     held = report.held(found)
     _print_table(header, lines)
     _print_table(held.header, [[cell.replace("*", "") for cell in line] for line in held.lines])
-    noisy = sum(row.spread > NOISY for row in found.rows)
+    noisy = sum(row.spread > timing.NOISY for row in found.rows)
     notes = [*report.misses(found), f"written    {written}"]
     if noisy:
         notes.append(
             f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
-            f"{NOISY:.0%}: the machine was doing something else"
+            f"{timing.NOISY:.0%}: the machine was doing something else"
         )
     show.print_lines(*notes)
 

@@ -187,10 +187,18 @@ def test_help_says_what_a_file_must_contain(cli):
     assert "[save_invstd]; training, [eps], [output_mask], [channel_axis]" in shown
 
 
+@pytest.mark.parametrize("arguments", [(), ("aclnn",), ("capi",)])
+def test_without_a_command_there_is_help(cli, arguments):
+    """A flag's line shows no type."""
+    result = cli(*arguments)
+    assert "Usage: " in result.output
+    assert "Commands" in result.output
+    assert "<bool>" not in cli("bench", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing command"),
         (("walk",), "No such command"),
         (("run",), "Missing argument"),
         (("run", "x.npz", "--fast"), "No such option"),

@@ -30,6 +30,9 @@ TORCHS = ("torch", "bound")
 #: their memory into the caches. The memory of longer calls fits no cache.
 WARM_BELOW_SECONDS = 5e-3
 
+#: The ratio of interquartile range to median from which the machine's other load dominates.
+NOISY = 0.2
+
 
 class Times(NamedTuple):
     """The figures of a case: each call's median time in seconds, and its number of turns.

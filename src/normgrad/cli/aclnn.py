@@ -10,7 +10,9 @@ from ..rules import Contract, Parameter, Product, Scalar
 from . import show
 from .files import InputError
 
-app = typer.Typer(help="The aclnn dialect.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=show.Commands, help="The aclnn dialect.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.callback()

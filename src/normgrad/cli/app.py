@@ -64,6 +64,7 @@ used.
 
 app = typer.Typer(
     cls=show.Commands,
+    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

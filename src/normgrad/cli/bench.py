@@ -25,8 +25,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 PICTURES = (".png", ".svg", ".pdf")
 #: For how long a case is timed, in seconds, unless it takes longer.
 SECONDS, QUICK_SECONDS = 0.8, 0.1
-#: The ratio of interquartile range to median from which the machine's other load dominates.
-NOISY = 0.2
 #: The longest bar in characters.
 LONGEST_BAR = 4
 
@@ -129,11 +127,13 @@ def _print(found: Sequence[Measured], where: str) -> None:
         f"times in ms, on {where}",
         f"as fast as PyTorch {version('torch')}: {', '.join(means)} (geometric means)",
     ]
-    noisy = sum(each.spread > NOISY for each in found)
+    from ..bench import timing
+
+    noisy = sum(each.spread > timing.NOISY for each in found)
     if noisy:
         notes.append(
-            f"noise: {noisy} of {len(found)} cases spread by more than {NOISY:.0%}; the machine "
-            "had other work"
+            f"noise: {noisy} of {len(found)} cases spread by more than {timing.NOISY:.0%}; the "
+            "machine had other work"
         )
     show.print_lines(*notes)
 

@@ -15,7 +15,11 @@ from . import show
 from .files import InputError, blaming, one_of
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode="markdown", help="The dialects as C libraries."
+    cls=show.Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="The dialects as C libraries.",
 )
 
 _Out = Annotated[

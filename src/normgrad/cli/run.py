@@ -270,6 +270,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
     traffic = _traffic(request, report.results)
     moved = sum(traffic.values())
     right = ("L2 norm", "max error / bound")
+    noise = f"noise      times spread by {report.times.spread:.0%}: the machine had other work"
     show.columns(
         ("output", "shape", "dtype", *right, "check"),
         rows,
@@ -278,6 +279,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: "
         f"{show.scaled(moved, _BYTES)} of {', '.join(traffic) or 'nothing'}, over the time)",
         f"path       {request.plan.path}",
+        *([noise] if report.times.spread > timing.NOISY else []),
         *([f"written    {out}"] if out is not None else []),
         title=request.call.name,
         right=right,

@@ -27,6 +27,14 @@ PIPE_WIDTH = 240
 class Commands(typer.core.TyperGroup):
     """Commands that end in one line where input, a setting, memory or the user stops the work."""
 
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Find a command, whose help shows flags without a type."""
+        found: Any = super().get_command(ctx, name)
+        for option in found.get_params(ctx) if found is not None else ():
+            if getattr(option, "is_flag", False) and option.metavar is None:
+                option.metavar = ""
+        return found
+
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the command; Typer would end in silence on an interrupt."""
         with ending_in_one_line():

@@ -23,8 +23,6 @@ from .warming import copy_of, like
 STEP_SECONDS, LAYER_SECONDS = 3.0, 0.1
 #: The smallest share of a step that counts as a gain; less is lost in noise.
 LEAST_GAIN = 0.02
-#: The ratio of interquartile range to median from which the machine's other load dominates.
-NOISY = 0.2
 
 #: PyTorch's operators, by what a reader calls them, and parts of their names.
 _KINDS = {
@@ -87,7 +85,7 @@ class Estimate(NamedTuple):
         lines.append(f"memory     {before:.1f} MiB → {after:.1f} MiB kept for the backward pass")
         if self.conversion.left:
             lines.append(f"converted  {self.conversion}")
-        if self.spread > NOISY:
+        if self.spread > timing.NOISY:
             lines.append(
                 f"noise      the steps' times spread by {self.spread:.0%}: the machine was doing "
                 "something else"
