@@ -202,6 +202,17 @@ def _lines(page: str, start: str) -> int:
     return sum(line.startswith(start) for line in text.splitlines())
 
 
+def test_the_page_of_files_is_of_today():
+    """And every module says in its first sentence what is in it."""
+    spec = importlib.util.spec_from_file_location("files", ROOT / "docs" / ".site" / "files.py")
+    files = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(files)
+    assert files.page() == files.PAGE.read_text("utf-8")
+    for path in files.PACKAGE.rglob("*.py"):
+        if path.name != "__init__.py" or path.read_text("utf-8").strip():
+            assert files.sentence(path), path
+
+
 def test_the_parser_sees_what_is_there():
     """A sentinel: a page's blocks, marks, links and anchors, counted by hand."""
     found = blocks("README.md")
