@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, PAGE = ROOT / "src" / "normgrad", ROOT / "docs" / "files.md"
 HEAD = """# Files
 
-Every module of `src/normgrad`, with the first sentence of its docstring (`python docs/.site/files.py` makes this page).
-[Architecture](architecture.md) says how they work together.
+Every module of `src/normgrad`, with the first sentence of its docstring, from which
+`python docs/.site/files.py` makes this page. [Architecture](architecture.md) says how they work
+together.
 """
 
 
