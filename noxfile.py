@@ -43,7 +43,7 @@ def models(session: nox.Session) -> None:
     # Alone: what they say they need is another build of PyTorch's.
     alone = ("torchvision==0.28.0", "timm==1.0.31", "segmentation_models_pytorch==0.6.0")
     tools = ("monai==1.6.1", "opacus==1.6.0", "accelerate==1.15.0", "lightning==2.6.6")
-    session.install("--no-deps", *alone, *tools, "torchmetrics")
+    session.install("--no-deps", *alone, *tools, "torchmetrics", "ultralytics==8.4.190")
     tests = ("tests/models", "tests/pytorch/test_convert.py")
     session.run("pytest", *tests, *session.posargs, env={"NORMGRAD_MODELS": "1"})
 

@@ -157,6 +157,17 @@ class Tried(NamedTuple):
     example: Any = images()
 
 
+def yolo(library):
+    """A detector of ultralytics by its description; while training it gives its head's tensors."""
+    return library("ultralytics.nn.tasks").DetectionModel("yolo11n.yaml", nc=3, verbose=False)
+
+
+def text_and_noise(model):
+    sample, times = noise(2, 4, 8, 8)(model)
+    text = torch.randn(2, 5, 32, dtype=torch.float64)
+    return {"sample": sample, "timestep": times, "encoder_hidden_states": text}
+
+
 BATCH, GROUP, LAYER = "BatchNorm2d", "GroupNorm", "LayerNorm"
 MODELS = {
     "torchvision resnet18": Tried(torchvision("resnet18"), {BATCH: 20}),
@@ -168,6 +179,16 @@ MODELS = {
     "torchvision FasterRCNN, resnet50": Tried(
         detector, {"FrozenBatchNorm2d": 53}, 0, pictures_with_boxes
     ),
+    "torchvision densenet121": Tried(torchvision("densenet121"), {BATCH: 121}),
+    "torchvision mobilenet_v3_small": Tried(torchvision("mobilenet_v3_small"), {BATCH: 34}),
+    "torchvision deeplabv3_mobilenet_v3_large": Tried(
+        made(
+            "torchvision.models.segmentation.deeplabv3_mobilenet_v3_large", num_classes=3,
+            weights_backbone=None,
+        ),
+        {BATCH: 53},
+    ),
+    "ultralytics YOLO11n": Tried(yolo, {BATCH: 80}),
     "timm resnetv2_50": Tried(timm("resnetv2_50"), {"BatchNormAct2d": 49}),
     "timm regnety_002": Tried(timm("regnety_002"), {"BatchNormAct2d": 44}),
     "timm efficientnet_b0": Tried(timm("efficientnet_b0"), {"BatchNormAct2d": 49}),
@@ -202,6 +223,13 @@ MODELS = {
     ),
     "transformers DeepseekV3": Tried(
         transformers("DeepseekV3", **DEEPSEEK), {"DeepseekV3RMSNorm": 9}, 0, tokens
+    ),
+    "transformers Mixtral": Tried(
+        transformers("Mixtral", **GROUPED, num_local_experts=2, experts_implementation="eager"),
+        {"MixtralRMSNorm": 5}, 0, tokens,
+    ),
+    "transformers Olmo2": Tried(
+        transformers("Olmo2", **{**SMALL, "num_key_value_heads": 2}), {"Olmo2RMSNorm": 9}, 0, tokens
     ),
     "transformers Cohere": Tried(
         transformers("Cohere", **{**SMALL, "num_key_value_heads": 2}),
@@ -250,6 +278,15 @@ MODELS = {
             up_block_types=("AttnUpBlock2D", "UpBlock2D"), norm_num_groups=8,
         ),
         {GROUP: 31}, 0, noise(2, 3, 32, 32),
+    ),
+    "diffusers UNet2DConditionModel": Tried(
+        made(
+            "diffusers.UNet2DConditionModel", sample_size=8, block_out_channels=(32, 64),
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), layers_per_block=1,
+            cross_attention_dim=32, attention_head_dim=4, norm_num_groups=8,
+        ),
+        {GROUP: 20, LAYER: 12}, 0, text_and_noise,
     ),
     "diffusers AutoencoderKL": Tried(
         made("diffusers.AutoencoderKL", block_out_channels=(32,), norm_num_groups=8),
