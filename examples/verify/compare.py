@@ -118,9 +118,9 @@ def _cpu() -> str:
 
 
 def tables() -> Iterator[str]:
-    """The page's table, a line at a time."""
-    yield f"| | {' | '.join([*HEADER[1:-2], HEADER[-1]])} |"
-    yield f"| --- {'| ---: ' * (len(HEADER) - 2)}|"
+    """The page's table, a line at a time; of three columns, for narrow screens."""
+    yield f"| | {Verdict.MET.value} | other cases |"
+    yield "| --- | ---: | --- |"
     for name, library in LIBRARIES.items():
         path = RESULTS / f"verify-{name}.csv"
         if path.exists():
@@ -128,8 +128,16 @@ def tables() -> Iterator[str]:
                 (versions, *_), _, *rows = csv.reader(file)
             columns = list(zip(*rows, strict=True))
             sums = [sum(map(int, column)) for column in (*columns[1:-2], columns[-1])]
+            cases, met, *others, rounded = sums
+            words = [
+                f"{number} {verdict.value}"
+                for number, verdict in zip(others, [*Verdict][1:], strict=True)
+                if number
+            ]
+            if rounded:
+                words[0] += f", of which {rounded} by rounding halves again"
             title = f"[{library.title}](verify/{name}.html): {versions}"
-            yield f"| {' | '.join([title, *(str(each or '') for each in sums)])} |"
+            yield f"| {title} | {met} of {cases} | {'; '.join(words)} |"
 
 
 if __name__ == "__main__":
