@@ -1,0 +1,59 @@
+"""MLX's norms, forward and by `mlx.core.vjp`: `--module mlx_norms:LayerNorm` and so on."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import torch
+from bridge import Bridged
+from mlx import nn
+
+
+def to_mlx(tensor):
+    dense = tensor.detach().contiguous()
+    if tensor.dtype == torch.float64:  # which MLX takes for float32 unless it is told
+        return mx.array(dense.numpy(), dtype=mx.float64)
+    return mx.from_dlpack(dense)
+
+
+def to_torch(array):
+    mx.eval(array)
+    return torch.from_dlpack(array)
+
+
+class _Mlx(Bridged):
+    """A layer of MLX's, which ``layer`` makes of the sizes and ``eps``."""
+
+    def vjp(self, x, *parameters):
+        layer = self.layer(*self.sizes, eps=self.eps)
+
+        def function(x, *parameters):
+            layer.update(dict(zip(("weight", "bias"), parameters, strict=False)))
+            return layer(x)
+
+        given = [to_mlx(each) for each in (x, *parameters)]
+
+        def gradients(grad_out):
+            _, found = mx.vjp(function, given, [to_mlx(grad_out)])
+            return [to_torch(each) for each in found]
+
+        return to_torch(function(*given)), gradients
+
+
+class LayerNorm(_Mlx):
+    layer = nn.LayerNorm
+
+
+class RMSNorm(_Mlx):
+    biased, layer = False, nn.RMSNorm
+
+
+class GroupNorm(_Mlx):
+    channels_last = True
+
+    @staticmethod
+    def layer(groups, channels, eps):
+        return nn.GroupNorm(groups, channels, eps, pytorch_compatible=True)
+
+
+class BatchNorm(_Mlx):
+    channels_last, layer = True, nn.BatchNorm
