@@ -30,6 +30,10 @@ _STATUSES = {
 }
 
 
+#: The outputs that may have exactly the memory of the data.
+_IN_PLACE = ("gradInput", "output", "yOut")
+
+
 class _Operand(NamedTuple):
     """The form in which a plan gets a tensor: as it is, in another shape, or as a dense copy.
 
@@ -73,9 +77,9 @@ class _Prepared(NamedTuple):
         return [
             Use(
                 name,
-                "reads" if name in self.inputs else "writes",
+                "reads" if name in self.inputs and name not in self.outputs else "writes",
                 tensors[name].region,
-                in_place=("gradOut", "input") if name == "gradInput" else (),
+                in_place=("gradOut", "input", "x") if name in _IN_PLACE else (),
             )
             for name in self.used
         ]
@@ -206,7 +210,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(name, message)
 
-    if 0 in tensors["input"].dims:
+    if 0 in tensors[translation.data].dims:
         zeros = tuple(
             name
             for name, tensor in used.items()

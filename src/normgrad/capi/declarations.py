@@ -14,13 +14,7 @@ from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
 
-from ..aclnn import aclDataType, aclFormat
-from ..aclnn.contracts import (
-    BATCH_NORM_CONTRACT,
-    ELEMT_CONTRACT,
-    GROUP_NORM_CONTRACT,
-    REDUCE_CONTRACT,
-)
+from ..aclnn import aclDataType, aclFormat, contracts, products
 from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from ..rules import Contract, Parameter, Scalar
@@ -54,22 +48,31 @@ _SCALARS = {
 }
 
 
-def _argument(row: Parameter | Scalar) -> str:
+#: The inputs that are not constant, as in CANN's prototypes, and the outputs that are.
+_NOT_CONSTANT = {products.ELEMT: ("counter",), products.FORWARD_ELEMT: ("mean", "invstd")}
+_CONSTANT = {products.RMS_NORM: ("yOut", "rstdOut")}
+
+
+def _argument(operator: str, row: Parameter | Scalar) -> str:
     if isinstance(row, Scalar):
         return _SCALARS[re.split(r"\W", row.text)[0]] + row.name
-    is_constant = not row.is_output and row.name != "counter"  # as in CANN's header
+    is_variable = row.is_output or row.is_updated or row.name in _NOT_CONSTANT.get(operator, ())
+    is_constant = not is_variable or row.name in _CONSTANT.get(operator, ())
     return f"{'const ' * is_constant}aclTensor *{row.name}"
 
 
-def _operator_header(name: str, contract: Contract) -> Header:
+def _operator_header(contract: Contract) -> Header:
     """An operator's header: phase 1 has the contract's arguments, phase 2 always the same ones."""
+    words = re.sub("(?=[A-Z])", "_", contract.name).lower().removeprefix("aclnn")
+    words = words.replace("_reduce_backward", "_backward_reduce")  # as CANN names that header
+    arguments = ", ".join(_argument(contract.name, row) for row in contract.rows)
     return Header(
-        f"aclnnop/aclnn_{name}.h",
+        f"aclnnop/aclnn{words}.h",
         ('"../aclnn/aclnn_base.h"',),
         (),
         "opapi",
         f"""
-        aclnnStatus {contract.name}GetWorkspaceSize({", ".join(map(_argument, contract.rows))},
+        aclnnStatus {contract.name}GetWorkspaceSize({arguments},
             uint64_t *workspaceSize, aclOpExecutor **executor);
         aclnnStatus {contract.name}(void *workspace, uint64_t workspaceSize,
             aclOpExecutor *executor, aclrtStream stream);
@@ -303,10 +306,7 @@ _PRESENT = (
         const char *HcclGetErrorString(HcclResult code);
         """,
     ),
-    _operator_header("batch_norm_backward", BATCH_NORM_CONTRACT),
-    _operator_header("batch_norm_elemt_backward", ELEMT_CONTRACT),
-    _operator_header("batch_norm_backward_reduce", REDUCE_CONTRACT),
-    _operator_header("group_norm_backward", GROUP_NORM_CONTRACT),
+    *map(_operator_header, contracts.CONTRACTS.values()),
     Header(
         "infinicore.h",
         ("<stddef.h>", "<stdint.h>"),
