@@ -104,7 +104,16 @@ def current() -> Device:
     It is that of the innermost :func:`product` context, else that of :func:`set_product`, else that
     of the environment variables, else Atlas A2.
     """
-    return _within.get() or _set or _known(*_environment())
+    return _within.get() or _set or of_environment()
+
+
+def of_environment() -> Device:
+    """The device that the environment variables set, or Atlas A2.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    return _known(*_environment())
 
 
 def _environment() -> tuple[str, str]:

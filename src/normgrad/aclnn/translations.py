@@ -150,3 +150,9 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
 
 
 GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
+
+#: All translations, by the names of the aclnn operators.
+BY_NAME = {
+    each.contract.name: each
+    for each in (BATCH_NORM, REDUCE, ELEMT, GROUP_NORM, STATS, GATHER, FORWARD_ELEMT, RMS_NORM)
+}
