@@ -18,7 +18,7 @@ import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import pointers
+from . import physical, pointers
 from .blocks import BLOCKS
 from .calls import ERRORS, SETTINGS, check_variables, export, fail, product, read_again, refuse
 from .declarations import functions_of
@@ -460,6 +460,13 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtMallocHost": lambda size: _allocate(size, False),
     "aclrtFree": lambda at: RUNTIME.free("devPtr", at, _DEVICE_MEMORY),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
+    "aclrtMemGetAllocationGranularity": physical.aclrtMemGetAllocationGranularity,
+    "aclrtMallocPhysical": physical.aclrtMallocPhysical,
+    "aclrtFreePhysical": physical.aclrtFreePhysical,
+    "aclrtReserveMemAddress": physical.aclrtReserveMemAddress,
+    "aclrtReleaseMemAddress": physical.aclrtReleaseMemAddress,
+    "aclrtMapMem": physical.aclrtMapMem,
+    "aclrtUnmapMem": partial(physical.unmap, RUNTIME),
     "aclrtMemcpy": _copy,
     "aclrtMemcpyAsync": _copy,
     "aclrtMemset": _fill,
@@ -472,6 +479,7 @@ _ANYWHERE = """
     aclInit aclFinalize aclGetRecentErrMsg aclDataTypeSize aclFloatToFloat16 aclFloat16ToFloat
     aclrtGetVersion aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
     aclrtDestroyContext aclrtDestroyStream aclrtDestroyEvent aclrtFree aclrtFreeHost
+    aclrtFreePhysical aclrtReleaseMemAddress aclrtUnmapMem
 """
 _AFTER_INIT = """
     aclrtSetDevice aclrtResetDevice aclrtCreateContext aclrtSetCurrentContext aclrtMallocHost

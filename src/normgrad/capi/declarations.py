@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
 
@@ -21,23 +20,6 @@ from ..rules import Contract, Parameter, Scalar
 from . import enums
 from .absent import ANY, Stub, absent
 from .signatures import Function, Header
-
-
-def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
-    suffix = "u" if issubclass(values, IntFlag) else ""
-    return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
-
-
-def _other_statuses(prefix: str) -> str:
-    lines, number = [], 0
-    for word in enums.OTHER_STATUSES[prefix].split():
-        if word.isdigit():
-            number = int(word)
-        else:
-            lines.append(f"#define {prefix}{word} {number}")
-            number += 1
-    return "\n".join(lines)
-
 
 #: The C types of arguments that are not tensors, by the beginning of their texts in the contracts.
 _SCALARS = {
@@ -106,8 +88,8 @@ _PRESENT = (
             "typedef void *aclrtStream;",
             "typedef void *aclrtEvent;",
             "typedef void *aclrtContext;",
-            _defines(enums.aclError),
-            _other_statuses("ACL_ERROR_"),
+            enums.defines(enums.aclError),
+            enums.other_statuses("ACL_ERROR_"),
             aclDataType,
             aclFormat,
         ),
@@ -126,13 +108,14 @@ _PRESENT = (
             enums.aclrtMemcpyKind,
             enums.aclrtMemMallocPolicy,
             enums.aclrtMemAttr,
+            enums.aclrtMemGranularityOptions,
             enums.aclSysParamOpt,
             enums.aclrtEventRecordedStatus,
             enums.aclrtEventStatus,
             enums.aclrtEventWaitStatus,
             enums.aclrtStreamStatus,
-            _defines(enums.EventFlag),
-            _defines(enums.StreamFlag),
+            enums.defines(enums.EventFlag),
+            enums.defines(enums.StreamFlag),
         ),
         "ascendcl",
         """
@@ -180,6 +163,18 @@ _PRESENT = (
         aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
         aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
         aclError aclrtFree(void *devPtr);
+        aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *prop,
+                                                  aclrtMemGranularityOptions option,
+                                                  size_t *granularity);
+        aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t size,
+                                     const aclrtPhysicalMemProp *prop, uint64_t flags);
+        aclError aclrtFreePhysical(aclrtDrvMemHandle handle);
+        aclError aclrtReserveMemAddress(void **virPtr, size_t size, size_t alignment,
+                                        void *expectPtr, uint64_t flags);
+        aclError aclrtReleaseMemAddress(void *virPtr);
+        aclError aclrtMapMem(void *virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle,
+                             uint64_t flags);
+        aclError aclrtUnmapMem(void *virPtr);
         aclError aclrtMallocHost(void **hostPtr, size_t size);
         aclError aclrtFreeHost(void *hostPtr);
         aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count,
@@ -215,8 +210,8 @@ _PRESENT = (
         (
             "typedef int32_t aclnnStatus;",
             *(f"typedef struct {name} {name};" for name in _HANDLES.split()),
-            _defines(aclnnStatus),
-            _other_statuses("ACLNN_ERR_INNER_"),
+            enums.defines(aclnnStatus),
+            enums.other_statuses("ACLNN_ERR_INNER_"),
         ),
         "nnopbase",
         """
@@ -331,7 +326,7 @@ _PRESENT = (
             "typedef void *infinirtEvent_t;",
             enums.infinirtMemcpyKind_t,
             enums.infinirtEventStatus_t,
-            _defines(enums.infinirtEventFlags_t),
+            enums.defines(enums.infinirtEventFlags_t),
             "#define INFINIRT_EVENT_DEFAULT 0u",
         ),
         "infinirt",

@@ -151,6 +151,14 @@ class aclrtMemMallocPolicy(IntEnum):
     ACL_MEM_ACCESS_USER_SPACE_READONLY = 0x100000
 
 
+class aclrtMemGranularityOptions(IntEnum):
+    """Which granularity of physical memory a program asks for; there is one here."""
+
+    ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+    ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1
+    ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF = 0xFFFF
+
+
 class aclrtMemAttr(IntEnum):
     """The kinds of device memory, which are all the machine's memory here."""
 
@@ -253,3 +261,21 @@ class infinirtMemcpyKind_t(IntEnum):
     INFINIRT_MEMCPY_H2D = 1
     INFINIRT_MEMCPY_D2H = 2
     INFINIRT_MEMCPY_D2D = 3
+
+
+def defines(values: type[IntEnum] | type[IntFlag]) -> str:
+    """The members as macros in C."""
+    suffix = "u" if issubclass(values, IntFlag) else ""
+    return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
+
+
+def other_statuses(prefix: str) -> str:
+    """The statuses with a prefix that no function returns, as macros in C."""
+    lines, number = [], 0
+    for word in OTHER_STATUSES[prefix].split():
+        if word.isdigit():
+            number = int(word)
+        else:
+            lines.append(f"#define {prefix}{word} {number}")
+            number += 1
+    return "\n".join(lines)
