@@ -1,8 +1,10 @@
-"""Several devices, and HCCL's collectives between processes."""
+"""Several devices, callbacks, and HCCL's collectives between processes."""
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,28 @@ def test_a_synchronised_batch_norm_of_two_processes(libraries, tmp_path, checked
     done = run(program, env={**TWO, **checked})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("largest difference from one batch norm over both: ")
+
+
+@pytest.mark.parametrize("checked", [{}, {"NORMGRAD_CAPI_STREAMS": "checked"}], ids=["", "checked"])
+def test_callbacks(libraries, tmp_path, checked):
+    source = Path(__file__).parent / "programs" / "callbacks.c"
+    program = libraries.compile(source, tmp_path / "callbacks", extra=["-pthread"])
+    done = run(program, env=checked)
+    assert done.returncode == 0, done.stderr
+    assert "race" not in done.stderr
+    assert re.sub(r"thread \d+", "thread N", done.stdout).splitlines() == [
+        "100034 stream: one of no thread; allowed: after aclrtSubscribeReport",
+        "100035 a thread of no stream; allowed: after aclrtSubscribeReport",
+        "100033 stream: one of thread N; allowed: one of no thread",
+        "107000 fn: null; allowed: a function",
+        "107000 blockType: 7; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK",
+        "100036 timeout: no callback in 10 ms",
+        "107000 timeout: -2; allowed: -1 for no limit, or milliseconds",
+        "seen 4",
+        "0 ",
+        "100034 stream: one of no thread; allowed: after aclrtSubscribeReport",
+        "10 2",
+    ]
 
 
 DEVICES = """

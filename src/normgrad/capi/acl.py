@@ -18,7 +18,7 @@ import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import physical, pointers
+from . import callbacks, physical, pointers
 from .blocks import BLOCKS
 from .calls import ERRORS, SETTINGS, check_variables, export, fail, product, read_again, refuse
 from .declarations import functions_of
@@ -450,6 +450,10 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtCreateStream": lambda: HANDLES.add(Stream(context=_own_context())),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtSynchronizeStream": RUNTIME.synchronize,
+    "aclrtSubscribeReport": lambda at, stream: callbacks.subscribe(RUNTIME.stream(stream), at),
+    "aclrtUnSubscribeReport": lambda at, stream: callbacks.unsubscribe(RUNTIME.stream(stream), at),
+    "aclrtLaunchCallback": lambda *of: callbacks.launch(RUNTIME.stream(of[3]), *of[:3]),
+    "aclrtProcessReport": callbacks.process,
     "aclrtCreateEvent": lambda: HANDLES.add(Event()),
     "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
     "aclrtRecordEvent": RUNTIME.record,

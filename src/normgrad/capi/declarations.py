@@ -147,6 +147,12 @@ _PRESENT = (
         aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
         aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status);
 
+        aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream);
+        aclError aclrtUnSubscribeReport(uint64_t threadId, aclrtStream stream);
+        aclError aclrtLaunchCallback(aclrtCallback fn, void *userData,
+                                     aclrtCallbackBlockType blockType, aclrtStream stream);
+        aclError aclrtProcessReport(int32_t timeout);
+
         aclError aclrtCreateEvent(aclrtEvent *event);
         aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
         aclError aclrtDestroyEvent(aclrtEvent event);
