@@ -48,7 +48,7 @@ def _thread_of(stream: Stream) -> int:
 
 
 def launch(stream: Stream, function: int | None, data: int | None, kind: int) -> None:
-    """Add a callback to a stream's work; it runs where that does, whichever thread is told of it."""
+    """Add a callback to a stream's work; it runs where that does, not in the subscribed thread."""
     thread = _thread_of(stream)
     if function is None:
         refuse("fn", "null; allowed: a function")
