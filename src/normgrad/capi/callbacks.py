@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from . import pointers
 from .calls import CURRENT, fail, refuse
 from .enums import aclError
 from .streams import STREAMS, Clock, Stream
@@ -52,6 +53,9 @@ def launch(stream: Stream, function: int | None, data: int | None, kind: int) ->
     thread = _thread_of(stream)
     if function is None:
         refuse("fn", "null; allowed: a function")
+    problem = pointers.problem(function, function + 1, False)
+    if problem is not None:
+        refuse("fn", problem)
     if kind not in (0, 1):
         refuse("blockType", f"{kind}; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK")
     STREAMS.do(stream, tuple, partial(_call, function, data))
