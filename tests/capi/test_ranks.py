@@ -34,7 +34,7 @@ def test_callbacks(libraries, tmp_path, checked):
         "100035 a thread of no stream; allowed: after aclrtSubscribeReport",
         "100033 stream: one of thread N; allowed: one of no thread",
         "107000 fn: null; allowed: a function",
-        "107000 fn: no memory at 0x10 to read from, byte 0 of 1; allowed: memory that can be read",
+        "107000 fn: no code at 0x10; allowed: a function",
         "107000 blockType: 7; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK",
         "100036 timeout: no callback in 10 ms",
         "107000 timeout: -2; allowed: -1 for no limit, or milliseconds",

@@ -98,13 +98,13 @@ _set: Device | None = None
 _within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default=None)
 
 
-def current() -> Device:
+def current(otherwise: Device | None = None) -> Device:
     """The device that applies to this call.
 
-    It is that of the innermost :func:`product` context, else that of :func:`set_product`, else that
-    of the environment variables, else Atlas A2.
+    It is that of the innermost :func:`product` context, else that of :func:`set_product`, else
+    ``otherwise``, else that of the environment variables, else Atlas A2.
     """
-    return _within.get() or _set or of_environment()
+    return _within.get() or _set or otherwise or of_environment()
 
 
 def of_environment() -> Device:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import IntEnum
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from ..aclnn import products
 from ..dialects import DialectError
@@ -45,12 +45,12 @@ class SETTINGS:
         checked: whether streams are checked: they delay their work to detect races.
         host_memory: whether tensors may be in memory that is not a device's.
         devices: the number of devices.
-        product: the product that the operators emulate, or what is wrong with its name.
+        product: the product that the environment names; None if there is no such product.
     """
 
     report = is_fatal = checked = host_memory = False
     devices = 1
-    product: ClassVar[products.Device | str]
+    product: products.Device | None = None
 
 
 def read_settings() -> None:
@@ -61,10 +61,9 @@ def read_settings() -> None:
     SETTINGS.report = report in ("1", "error") or SETTINGS.checked
     SETTINGS.host_memory = os.environ.get(HOST_MEMORY_VARIABLE) == "1"
     SETTINGS.devices = _devices() or 1
-    try:
+    SETTINGS.product = None
+    with suppress(ValueError):
         SETTINGS.product = products.of_environment()
-    except ValueError as error:
-        SETTINGS.product = str(error)
 
 
 def _devices() -> int | None:
@@ -156,9 +155,10 @@ def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
 
 def product(status: IntEnum) -> products.Device:
     """The product that the operators emulate; without one this thread's call fails."""
-    if isinstance(SETTINGS.product, str):
-        fail(SETTINGS.product, status)
-    return SETTINGS.product
+    try:
+        return products.current(SETTINGS.product)
+    except ValueError as error:
+        fail(str(error), status)
 
 
 class Errors:
