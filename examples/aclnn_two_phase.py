@@ -1,4 +1,4 @@
-"""CANN's two-phase calls, all four operators, on numbers small enough to check by hand."""
+"""CANN's two-phase calls, the four gradients, on numbers small enough to check by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four operators' contracts as the documents state them, and calls that keep to them.
+"""The operators' contracts as the documents state them, and calls that keep to them.
 
 They are written from the documents, not from the tables under test, to compare the two.
 """
@@ -16,9 +16,16 @@ BN, REDUCE, ELEMT, GN = (
     ("BatchNormBackward", "BatchNormReduceBackward", "BatchNormElemtBackward", "GroupNormBackward")
 )  # fmt: skip
 TRAINING, A2, A3, NEW = "Atlas training series", "Atlas A2", "Atlas A3", "Ascend 950"
+STATS, GATHER, FORWARD_ELEMT, RMS = (
+    f"aclnn{name}" for name in
+    ("BatchNormStats", "BatchNormGatherStatsWithCounts", "BatchNormElemt", "RmsNorm")
+)  # fmt: skip
 OTHERS = ("Atlas inference series", "Atlas 200I/500 A2")
 HAS = {BN: (TRAINING, A2, A3, NEW), REDUCE: (TRAINING, A2, A3), ELEMT: (A2, A3),
        GN: (TRAINING, A2, A3)}  # fmt: skip
+#: The products of forward passes and statistics.
+FORWARD_HAS = {STATS: (TRAINING, A2, A3, NEW), GATHER: (TRAINING, A2, A3),
+               FORWARD_ELEMT: (TRAINING, A2, A3), RMS: (A2, A3, OTHERS[0])}  # fmt: skip
 OK, NULL, INVALID, NO_KERNEL = 0, 161001, 161002, 561003
 
 CODES = {
@@ -33,7 +40,7 @@ FORMATS = {
 }  # fmt: skip
 PRIVATE = ("UNDEFINED", "NC1HWC0", "FRACTAL_Z", "NC1HWC0_C04", "HWCN", "FRACTAL_NZ", "NDC1HWC0")
 FLOATS = {
-    TRAINING: ("float32", "float16"),
+    **dict.fromkeys((TRAINING, OTHERS[0]), ("float32", "float16")),
     **dict.fromkeys((A2, A3, NEW), ("float32", "float16", "bfloat16")),
 }
 
@@ -76,6 +83,19 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "rstd": T((2, 3)), "gamma": T((6,)), "N": 2, "C": 6, "HxW": 20, "group": 3,
         "outputMask": [True, True, True], "gradInput": T((2, 6, 4, 5)), "gradGammaOut": T((6,)),
         "gradBetaOut": T((6,)),
+    },
+    STATS: {"input": T(X), "eps": 1e-5, "mean": T(C), "invstd": T(C)},
+    GATHER: {
+        "input": T(X), "mean": T((2, 3)), "invstd": T((2, 3)), "runningMean": T(C),
+        "runningVar": T(C), "momentum": 0.1, "eps": 1e-5, "counts": T((2,)), "meanAll": T(C),
+        "invstdAll": T(C),
+    },
+    FORWARD_ELEMT: {
+        "input": T(X), "weight": T(C), "bias": T(C), "mean": T(C), "invstd": T(C), "eps": 1e-5,
+        "output": T(X),
+    },
+    RMS: {
+        "x": T(X), "gamma": T((4, 5)), "epsilon": 1e-6, "yOut": T(X), "rstdOut": T((2, 3, 1, 1)),
     },
 }  # fmt: skip
 

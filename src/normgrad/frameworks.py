@@ -415,7 +415,7 @@ class DLPack(Framework):
         return dlpack.device_of(name, value)
 
     def empty(self, spec: TensorSpec) -> Any:
-        return _numpy.empty(spec)
+        return NUMPY.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         torch = of_torch()
@@ -435,7 +435,7 @@ class DLPack(Framework):
 #: The types of plain tensors whose writes are counted: PyTorch's, but for subclasses.
 COUNTED: set[type] = set()
 
-_numpy = NumPy()
+NUMPY = NumPy()
 _dlpack = DLPack()
 
 
@@ -446,7 +446,7 @@ def of(name: str, value: Any) -> Framework:
         TypeError: an object of no known framework.
     """
     if isinstance(value, np.ndarray):
-        return _numpy
+        return NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
         return of_torch()
@@ -459,7 +459,7 @@ def seen(values: tuple[Any, ...], outputs: int) -> Seen | None:
     """As :meth:`Framework.seen`, of the framework of the first tensor."""
     first = values[0]
     if type(first) is np.ndarray:
-        return _numpy.seen(values, outputs)
+        return NUMPY.seen(values, outputs)
     if not COUNTED and isinstance(first, getattr(sys.modules.get("torch"), "Tensor", ())):
         of_torch()  # the types are known from then on
     return of_torch().seen(values, outputs) if type(first) in COUNTED else None

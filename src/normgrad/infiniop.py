@@ -8,83 +8,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, NoReturn
-
-import numpy as np
-import numpy.typing as npt
 
 from . import frameworks, layout, rules
 from .dialects import DialectError
-from .memory import array_at
+from .infini_enums import infiniDevice_t as infiniDevice_t
+from .infini_enums import infiniDtype_t as infiniDtype_t
+from .infini_enums import infiniStatus_t as infiniStatus_t
 from .operators.batch_norm import BATCH_NORM_BACKWARD
 from .options import Options
 from .plans import Plan, keep
 from .tensor import TensorSpec
 from .unusable import described, shown
 from .workspaces import Launcher
-
-# Statuses, devices and dtypes
-
-
-class infiniStatus_t(IntEnum):
-    """The statuses that the C functions return."""
-
-    INFINI_STATUS_SUCCESS = 0
-    INFINI_STATUS_INTERNAL_ERROR = 1
-    INFINI_STATUS_NOT_IMPLEMENTED = 2
-    INFINI_STATUS_BAD_PARAM = 3
-    INFINI_STATUS_NULL_POINTER = 4
-    INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED = 5
-    INFINI_STATUS_DEVICE_NOT_FOUND = 6
-    INFINI_STATUS_DEVICE_NOT_INITIALIZED = 7
-    INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED = 8
-    INFINI_STATUS_BAD_TENSOR_DTYPE = 10
-    INFINI_STATUS_BAD_TENSOR_SHAPE = 11
-    INFINI_STATUS_BAD_TENSOR_STRIDES = 12
-    INFINI_STATUS_INSUFFICIENT_WORKSPACE = 13
-
-
-class infiniDevice_t(IntEnum):
-    """The kinds of device; this package computes on the first."""
-
-    INFINI_DEVICE_CPU = 0
-    INFINI_DEVICE_NVIDIA = 1
-    INFINI_DEVICE_CAMBRICON = 2
-    INFINI_DEVICE_ASCEND = 3
-    INFINI_DEVICE_METAX = 4
-    INFINI_DEVICE_MOORE = 5
-    INFINI_DEVICE_ILUVATAR = 6
-    INFINI_DEVICE_KUNLUN = 7
-    INFINI_DEVICE_HYGON = 8
-    INFINI_DEVICE_QY = 9
-    INFINI_DEVICE_ALI = 10
-
-
-class infiniDtype_t(IntEnum):
-    """Element types."""
-
-    INFINI_DTYPE_INVALID = 0
-    INFINI_DTYPE_BYTE = 1
-    INFINI_DTYPE_BOOL = 2
-    INFINI_DTYPE_I8 = 3
-    INFINI_DTYPE_I16 = 4
-    INFINI_DTYPE_I32 = 5
-    INFINI_DTYPE_I64 = 6
-    INFINI_DTYPE_U8 = 7
-    INFINI_DTYPE_U16 = 8
-    INFINI_DTYPE_U32 = 9
-    INFINI_DTYPE_U64 = 10
-    INFINI_DTYPE_F8 = 11
-    INFINI_DTYPE_F16 = 12
-    INFINI_DTYPE_F32 = 13
-    INFINI_DTYPE_F64 = 14
-    INFINI_DTYPE_C16 = 15
-    INFINI_DTYPE_C32 = 16
-    INFINI_DTYPE_C64 = 17
-    INFINI_DTYPE_C128 = 18
-    INFINI_DTYPE_BF16 = 19
-
 
 # Each enumeration's members are also names of this module, as in C.
 (
@@ -137,6 +73,8 @@ THEIR_NAMES = {
     "save_mean": "running_mean",
     "save_invstd": "running_var",
 }
+#: InfiniCore's names of the plan's inputs and outputs, in the plan's order; "" where absent.
+_ORDER = (*(THEIR_NAMES.get(name, "") for name in _OPERATOR.names), *OUTPUTS)
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _RUN = "infiniopBatchNormBackward"
@@ -476,8 +414,8 @@ def infiniopBatchNormBackward(
     """
     values = locals()
     op = _living(_RUN, "desc", desc, infiniopBatchNormBackwardDescriptor_t)
-    arrays = {
-        name: _array(name, values[name], op.specs[name], name in OUTPUTS)
+    memory = {
+        name: _located(name, values[name], op.specs[name], name in OUTPUTS)
         for name in (*OUTPUTS, *INPUTS)
     }
     needed = op.plan.workspace_size
@@ -495,13 +433,12 @@ def infiniopBatchNormBackward(
             raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
         workspace = scratch._replace(nbytes=needed)
 
+    addresses, owners = zip(*(memory.get(name, (0, None)) for name in _ORDER), strict=True)
+    is_of_c = isinstance(stream, Launcher)  # which has looked at the memory
+
     def run() -> None:
         try:
-            op.plan.run(
-                **{ours: arrays[theirs] for ours, theirs in THEIR_NAMES.items()},
-                out=tuple(arrays[name] for name in OUTPUTS),
-                workspace=workspace if needed else None,
-            )
+            op.plan.run_at(addresses, owners, workspace if needed else None, is_of_c)
         except ValueError as error:  # outputs that overlap, or cannot be written
             raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
         except Exception as error:
@@ -511,18 +448,16 @@ def infiniopBatchNormBackward(
     def refuse(message: str) -> NoReturn:
         raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, message)
 
-    if isinstance(stream, Launcher):
+    if is_of_c:
         stream.launch(run, refuse)
     else:
         run()
 
 
-def _array(name: str, value: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:
-    """An array with a tensor's spec over its memory."""
+def _located(name: str, value: Any, spec: TensorSpec, writing: bool) -> tuple[int, Any]:
+    """The address of a tensor's first element, and the owner of its memory."""
     if not spec.elements:
-        nothing = np.empty(1, spec.dtype.numpy)
-        steps = [step * spec.dtype.itemsize for step in spec.strides]
-        return np.lib.stride_tricks.as_strided(nothing, spec.shape, steps)
+        return 0, value
     if value is None:
         raise InfiniError.of(_RUN, name, "null; allowed: the tensor's memory")
     address, size, owner, *_ = InfiniError.memory(_RUN, name, value, writing)
@@ -530,7 +465,7 @@ def _array(name: str, value: Any, spec: TensorSpec, writing: bool) -> npt.NDArra
     needed = (high + 1) * spec.dtype.itemsize
     if size < needed:
         raise InfiniError.of(_RUN, name, f"{size} bytes; allowed: {needed}")
-    return array_at(address, spec.shape, spec.strides, spec.dtype.numpy, owner, writing)
+    return address, owner
 
 
 def infiniopDestroyBatchNormBackwardDescriptor(

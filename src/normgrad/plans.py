@@ -284,10 +284,7 @@ class Plan:
                     with memory.allocating(self._wanted[index].name, place.spec.nbytes):
                         raise
                 addresses[first + index] = frameworks.address_of(new)
-        if self._computes:
-            if self.runner is None:
-                self.runner = self._backend.runner(self._program)
-            self.runner.run(self._in_slots(addresses))
+        self._compute(addresses)
         if self._keeps and region is None:
             self._spare.append(kept)
 
@@ -298,6 +295,56 @@ class Plan:
                 if not is_given[index]:
                     results[index] = call.framework.result(results[index], call.like)
         return self._operator.result(results)
+
+    def run_at(
+        self, addresses: Sequence[int], owners: Sequence[Any], workspace: Any, is_probed: bool
+    ) -> None:
+        """Compute on the CPU's memory at addresses, at which there are tensors of the plan's specs.
+
+        Args:
+            addresses: the addresses of the first elements of the inputs and then of the outputs; 0
+                where absent.
+            owners: what keeps the memory alive, in the same order; None where absent.
+            workspace: as in :meth:`run`; not None if a workspace is needed.
+            is_probed: whether it is known that all memory can be accessed.
+
+        Raises:
+            TypeError, ValueError: as :func:`.overlap.check`.
+        """
+        start, _, region = self._scratch(workspace)
+        if not (is_probed and self._are_apart(addresses, region)):
+            seen = Seen(frameworks.NUMPY, tuple(owners), [*addresses], ())
+            check(seen, self.inputs, self.outputs, region, False)
+        self._compute((*addresses, start, 0))
+
+    def _are_apart(
+        self, addresses: Sequence[int], region: tuple[layout.Region, Any] | None
+    ) -> bool:
+        """Whether no two tensors, nor the workspace, overlap between their first and last bytes."""
+        spans = [(addresses[at] + low, addresses[at] + high) for at, low, high in self._reaches]
+        if region is not None:
+            space = region[0]
+            spans.append((space.address, space.address + space.shape[0]))
+        spans.sort()
+        reached = 0
+        for first, end in spans:
+            if first < reached:
+                return False
+            reached = end
+        return True
+
+    @cached_property
+    def _reaches(self) -> tuple[tuple[int, int, int], ...]:
+        """The index of each tensor, and the offsets of its first byte and of one past its last."""
+        places = enumerate((*self.inputs, *self.outputs))
+        return tuple((at, place.low, place.high) for at, place in places if place is not None)
+
+    def _compute(self, addresses: Sequence[int]) -> None:
+        """Run the kernels on the addresses of inputs, outputs and workspace, and then a 0."""
+        if self._computes:
+            if self.runner is None:
+                self.runner = self._backend.runner(self._program)
+            self.runner.run(self._in_slots(addresses))
 
     @cached_property
     def _absent(self) -> tuple[int, ...]:

@@ -236,6 +236,16 @@ def length(size: str, or_empty_unless: str | None = None) -> Rule:
     return Rule(Aspect.SHAPE, f"({size},){empty}", broken)
 
 
+def derived_shape(text: str, shape: Callable[[Call], tuple[int, ...]]) -> Rule:
+    """The shape must be one that a function computes from the call; ``text`` describes it."""
+
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        expected = shape(call)
+        return None if tensor.dims == expected else (f"shape {tensor.dims}", f"{expected}, {text}")
+
+    return Rule(Aspect.SHAPE, text, broken)
+
+
 def elements(*sizes: str) -> Rule:
     """The number of elements must be the product of named sizes, in any shape."""
     text = "·".join(sizes)
@@ -263,6 +273,12 @@ def _not_positive(tensor: Tensor, call: Call) -> Broken:
     return f"strides {tensor.strides}", "more than 0"
 
 
+def _empty(tensor: Tensor, call: Call) -> Broken:
+    return (f"shape {tensor.dims}", "1 element or more") if 0 in tensor.dims else None
+
+
+#: The tensor must have an element.
+FILLED = Rule(Aspect.SHAPE, "not empty", _empty)
 #: The tensor must be row-major without gaps; an axis of one element may have any stride.
 CONTIGUOUS = Rule(Aspect.STRIDES, "contiguous", _not_contiguous)
 #: Every stride must be positive.
@@ -310,7 +326,11 @@ ALWAYS, MAY_BE_NULL = When(True), When(False, checked=EVERY)
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor's row of a table; ``exceptions`` are the fields that differ, by product."""
+    """A tensor's row of a table.
+
+    ``is_updated`` is for inputs that the operator also writes; ``exceptions`` are the fields that
+    differ, by product.
+    """
 
     name: str
     when: When
@@ -320,6 +340,7 @@ class Parameter:
     shape: Rule | None = None
     strides: Rule | None = None
     is_output: bool = False
+    is_updated: bool = False
     exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, product: str) -> Parameter:

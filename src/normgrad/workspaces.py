@@ -60,14 +60,14 @@ class Memory(NamedTuple):
     def lost(self) -> str | None:
         """The reason why the memory is no longer usable; None if it is usable."""
         owner = self.owner
+        if isinstance(owner, Allocation):
+            return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
         moved = False
         if isinstance(owner, np.ndarray):
             # Only an array that owns its memory can have been resized.
             moved = owner.flags.owndata and (
                 owner.ctypes.data != self.address or owner.nbytes != self.nbytes
             )
-        elif isinstance(owner, Allocation):
-            return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
         else:
             torch = sys.modules.get("torch")
             if torch is not None and isinstance(owner, torch.Tensor):

@@ -30,6 +30,8 @@ FILES = """
     include/aclnn/acl_meta.h include/aclnn/aclnn_base.h
     include/aclnnop/aclnn_batch_norm_backward.h include/aclnnop/aclnn_batch_norm_elemt_backward.h
     include/aclnnop/aclnn_batch_norm_backward_reduce.h include/aclnnop/aclnn_group_norm_backward.h
+    include/aclnnop/aclnn_batch_norm_stats.h include/aclnnop/aclnn_batch_norm_elemt.h
+    include/aclnnop/aclnn_batch_norm_gather_stats_with_counts.h include/aclnnop/aclnn_rms_norm.h
     include/infinicore.h include/infinirt.h include/infiniop.h include/infiniop/handle.h
     include/infiniop/tensor_descriptor.h include/infiniop/operator_descriptor.h
     include/infiniop/ops/batch_norm_backward.h
@@ -59,6 +61,10 @@ FUNCTIONS = """
     aclnnBatchNormReduceBackwardGetWorkspaceSize aclnnBatchNormReduceBackward
     aclnnBatchNormElemtBackwardGetWorkspaceSize aclnnBatchNormElemtBackward
     aclnnGroupNormBackwardGetWorkspaceSize aclnnGroupNormBackward
+    aclnnBatchNormStatsGetWorkspaceSize aclnnBatchNormStats
+    aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize aclnnBatchNormGatherStatsWithCounts
+    aclnnBatchNormElemtGetWorkspaceSize aclnnBatchNormElemt
+    aclnnRmsNormGetWorkspaceSize aclnnRmsNorm
     infinirtInit infinirtGetDeviceCount infinirtGetAllDeviceCount infinirtSetDevice
     infinirtGetDevice infinirtDeviceSynchronize infinirtStreamCreate infinirtStreamDestroy
     infinirtStreamSynchronize infinirtMalloc infinirtMallocHost infinirtFree infinirtFreeHost

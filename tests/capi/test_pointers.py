@@ -80,6 +80,7 @@ def test_every_pointer_is_of_a_known_kind():
         "const aclTensor *", "aclTensor *", "aclOpExecutor *", "const aclScalar *",
         "const aclBoolArray *", "const aclIntArray *", "const aclFloatArray *",
         "const aclTensorList *", "const aclScalarList *",
+        "aclrtPhysicalMemProp *", "const aclrtPhysicalMemProp *",
         "HcclRootInfo *", "const HcclRootInfo *", "const struct InfiniopDescriptor *",
         "void *", "const void *", "const char *",
     }  # fmt: skip

@@ -417,6 +417,24 @@ def test_products(libraries, tmp_path):
     ]
 
 
+def test_an_unknown_product_before_aclinit(libraries):
+    script = f"""
+import ctypes
+op = ctypes.CDLL({str(libraries.out / "lib" / "libopapi.so")!r})
+op.aclrtGetSocName.restype = op.aclGetRecentErrMsg.restype = ctypes.c_char_p
+print(op.aclrtGetSocName(), op.aclGetRecentErrMsg().decode())
+size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+places = ctypes.byref(size), ctypes.byref(executor)
+print(op.aclnnBatchNormStatsGetWorkspaceSize(None, ctypes.c_double(0), None, None, *places),
+      op.aclGetRecentErrMsg().decode())
+"""
+    done = run(sys.executable, "-c", script, env=python_environment(NORMGRAD_ACL_PRODUCT="A9"))
+    said = "product: 'A9'; allowed: Atlas training series, Atlas A2, "
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"None aclrtGetSocName: {said}")
+    assert second.startswith(f"161002 aclnnBatchNormStatsGetWorkspaceSize: {said}")
+
+
 @pytest.mark.parametrize("when", ["warm", "cold"])
 def test_memory_that_runs_out(libraries, tmp_path, when):
     """Statuses, and right results once there is some again."""

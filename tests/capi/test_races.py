@@ -56,7 +56,7 @@ def findings(stderr):
         elif case is not None and line.startswith("normgrad: race: 1. "):
             plain = " ".join(word for word in words[3:] if not word.strip(",;").startswith("#"))
             plain = re.sub(r"stream \d+", "a stream", plain)
-            plain = re.sub(r" in (launch|main|end)\b", "", plain)
+            plain = re.sub(r" in (launch|launch_again|rms_norm|gather|main|end)\b", "", plain)
             for long, short in SHORT.items():
                 plain = plain.replace(long, short)
             case.append(plain)
@@ -80,18 +80,20 @@ def test_races(libraries, tmp_path):
 
 def test_a_race_names_the_program_s_functions_and_lines(libraries, tmp_path):
     source = PROGRAMS / "races.c"
-    program = libraries.compile(source, tmp_path / "races", extra=["-g"])
+    # Some addr2line name the wrong file of DWARF 5 for code of a header.
+    program = libraries.compile(source, tmp_path / "races", extra=["-gdwarf-4"])
     lines = run(program, env=CHECKED).stderr.splitlines()
     race = next(line for line in lines if line.startswith("normgrad: race") and "Memcpy #" in line)
     code = source.read_text("utf-8").splitlines()
+    shared = source.with_suffix(".h").read_text("utf-8").splitlines()
     launch = "    MUST(aclnnBatchNormBackward(workspace, size, executor, stream));"
     read = "    MUST(aclrtMemcpy(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST));"
     begin = code.index('    begin("no synchronize");')
-    places = code.index(launch) + 1, code.index(read, begin) + 1
+    places = shared.index(launch) + 1, code.index(read, begin) + 1
     if shutil.which("addr2line") is None:
         pytest.skip("no addr2line")
     first, second = race.split("; 2. ")
-    assert f" in launch (races.c:{places[0]}) on stream " in first
+    assert f" in launch (races.h:{places[0]}) on stream " in first
     assert f" in main (races.c:{places[1]}) reads it as src, " in second
 
 

@@ -1,24 +1,48 @@
-"""Several devices, and HCCL's collectives between processes."""
+"""Several devices, callbacks, and HCCL's collectives between processes."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from .conftest import python_environment, run
+from .test_examples import EXAMPLES
 
-PROGRAMS = Path(__file__).parent / "programs"
 TWO = {"NORMGRAD_CAPI_DEVICES": "2", "NORMGRAD_CAPI_REPORT": "1"}
 
 
 @pytest.mark.parametrize("checked", [{}, {"NORMGRAD_CAPI_STREAMS": "checked"}], ids=["", "checked"])
 def test_a_synchronised_batch_norm_of_two_processes(libraries, tmp_path, checked):
-    program = libraries.compile(PROGRAMS / "ranks.c", tmp_path / "ranks")
+    program = libraries.compile(EXAMPLES / "sync_batch_norm.cpp", tmp_path / "ranks")
     done = run(program, env={**TWO, **checked})
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "rank 0 of 2, counts 15 15, difference small\n"
+    assert done.stdout.startswith("largest difference from one batch norm over both: ")
+
+
+@pytest.mark.parametrize("checked", [{}, {"NORMGRAD_CAPI_STREAMS": "checked"}], ids=["", "checked"])
+def test_callbacks(libraries, tmp_path, checked):
+    source = Path(__file__).parent / "programs" / "callbacks.c"
+    program = libraries.compile(source, tmp_path / "callbacks", extra=["-pthread"])
+    done = run(program, env=checked)
+    assert done.returncode == 0, done.stderr
+    assert "race" not in done.stderr
+    assert re.sub(r"thread \d+", "thread N", done.stdout).splitlines() == [
+        "100034 stream: one of no thread; allowed: after aclrtSubscribeReport",
+        "100035 a thread of no stream; allowed: after aclrtSubscribeReport",
+        "100033 stream: one of thread N; allowed: one of no thread",
+        "107000 fn: null; allowed: a function",
+        "107000 fn: no code at 0x10; allowed: a function",
+        "107000 blockType: 7; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK",
+        "100036 timeout: no callback in 10 ms",
+        "107000 timeout: -2; allowed: -1 for no limit, or milliseconds",
+        "seen 4",
+        "0 ",
+        "100034 stream: one of no thread; allowed: after aclrtSubscribeReport",
+        "10 2",
+    ]
 
 
 DEVICES = """
@@ -122,6 +146,10 @@ assert hccl.HcclGetRootInfo(root) == 0
 alone, memory = P(), P()
 assert hccl.HcclCommInitRootInfo(1, root, 0, ctypes.byref(alone)) == 0
 hccl.aclrtMalloc(ctypes.byref(memory), ctypes.c_size_t(16), 0)
+numbers = [ctypes.c_uint32(9), ctypes.c_uint32(9)]
+assert hccl.HcclGetRankId(alone, ctypes.byref(numbers[0])) == 0
+assert hccl.HcclGetRankSize(alone, ctypes.byref(numbers[1])) == 0
+print(numbers[0].value, numbers[1].value)
 say(hccl.HcclAllReduce(memory, memory, N(4), 99, 0, alone, None))
 say(hccl.HcclAllReduce(memory, memory, N(4), 4, 9, alone, None))
 say(hccl.HcclAllReduce(memory, memory, N(5), 4, 0, alone, None))
@@ -151,6 +179,7 @@ def test_collectives_of_threads_and_their_mistakes(libraries):
     # Sums round once: 1 + 2^24 + 1 is exact in float32.
     assert lines[4] == "[[3.0, 16777218.0], [6.0], [0.0], [5], [27021597764222979]] True"
     assert lines[5:] == [
+        "0 1",
         "1 dataType: 99; allowed: an HcclDataType of numbers",
         "1 op: 9; allowed: HCCL_REDUCE_SUM, HCCL_REDUCE_PROD, HCCL_REDUCE_MAX, HCCL_REDUCE_MIN",
         "1 sendBuf: 20 bytes; allowed: 16, in a block of 16",

@@ -374,7 +374,7 @@ def _argument(draw: Any, kind: str) -> Any:
     if not kind.endswith("*"):
         return draw(st.sampled_from(_WORDS))
     # Everything else is written or read through: room for anything, or none.
-    return draw(st.just(("bytes", bytes(4096))) | st.sampled_from(_POINTERS))
+    return draw(st.just(("bytes", bytes(8192))) | st.sampled_from(_POINTERS))
 
 
 @cases(40)

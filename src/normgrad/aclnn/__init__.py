@@ -22,7 +22,16 @@ from .tensors import aclDataType as aclDataType
 from .tensors import aclFormat as aclFormat
 from .tensors import aclTensor as aclTensor
 from .tensors import tensor as tensor
-from .translations import BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
+from .translations import (
+    BATCH_NORM,
+    ELEMT,
+    FORWARD_ELEMT,
+    GATHER,
+    GROUP_NORM,
+    REDUCE,
+    RMS_NORM,
+    STATS,
+)
 
 # Each enumeration's members are also names of this module, as in C.
 (
@@ -220,6 +229,135 @@ def aclnnGroupNormBackward(
 ) -> None:
     """Phase 2; see :func:`aclnnBatchNormBackward`."""
     phase_2(GROUP_NORM, workspace, workspaceSize, executor, stream)
+
+
+def aclnnBatchNormStatsGetWorkspaceSize(
+    input: aclTensor | None, eps: float, mean: aclTensor | None, invstd: aclTensor | None
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of one rank's batch statistics: (workspace size in bytes, executor).
+
+    The mathematics is that of :func:`normgrad.batch_norm_stats`.
+
+    Args:
+        input: (N, C, ...), 2 to 8 axes.
+        eps: added to the variance.
+        mean, invstd: the outputs that phase 2 writes, (C,) in float32; 0 for an input without
+            elements.
+
+    Raises:
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
+    """
+    return phase_1(STATS, locals())
+
+
+def aclnnBatchNormStats(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(STATS, workspace, workspaceSize, executor, stream)
+
+
+def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
+    input: aclTensor | None,
+    mean: aclTensor | None,
+    invstd: aclTensor | None,
+    runningMean: aclTensor | None,
+    runningVar: aclTensor | None,
+    momentum: float,
+    eps: float,
+    counts: aclTensor | None,
+    meanAll: aclTensor | None,
+    invstdAll: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of the whole batch's statistics: (workspace size in bytes, executor).
+
+    The mathematics is that of :func:`normgrad.batch_norm_gather_stats_with_counts`.
+
+    Args:
+        input: (N, C, ...), 2 to 8 axes, of which only C is used; not empty.
+        mean, invstd: (ranks, C), each rank's statistics.
+        runningMean, runningVar: (C,), which phase 2 updates; None for none.
+        momentum: the weight of the new statistics in the running ones.
+        eps: the number that was added to the ranks' variances.
+        counts: (ranks,), each rank's number of elements per channel.
+        meanAll, invstdAll: the outputs that phase 2 writes, (C,).
+
+    Raises:
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
+    """
+    return phase_1(GATHER, locals())
+
+
+def aclnnBatchNormGatherStatsWithCounts(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(GATHER, workspace, workspaceSize, executor, stream)
+
+
+def aclnnBatchNormElemtGetWorkspaceSize(
+    input: aclTensor | None,
+    weight: aclTensor | None,
+    bias: aclTensor | None,
+    mean: aclTensor | None,
+    invstd: aclTensor | None,
+    eps: float,
+    output: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of batch norm by given statistics: (workspace size in bytes, executor).
+
+    The mathematics is that of :func:`normgrad.batch_norm_elemt`.
+
+    Args:
+        input: (N, C, ...), 2 to 8 axes.
+        weight, bias: (C,); None for ones and for zeros.
+        mean, invstd: (C,), the whole batch's mean and 1/sqrt(var + eps).
+        eps: not used, since invstd contains it.
+        output: the output that phase 2 writes, of input's shape, dtype and format; it may have
+            exactly input's memory.
+
+    Raises:
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
+    """
+    return phase_1(FORWARD_ELEMT, locals())
+
+
+def aclnnBatchNormElemt(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(FORWARD_ELEMT, workspace, workspaceSize, executor, stream)
+
+
+def aclnnRmsNormGetWorkspaceSize(
+    x: aclTensor | None,
+    gamma: aclTensor | None,
+    epsilon: float,
+    yOut: aclTensor | None,
+    rstdOut: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of RMS norm: (workspace size in bytes, executor).
+
+    The mathematics is that of :func:`normgrad.rms_norm`.
+
+    Args:
+        x: 1 to 8 axes.
+        gamma: the shape of x's last axes, over which is normalised.
+        epsilon: added to the mean of squares.
+        yOut: an output that phase 2 writes, of x's shape; it may have exactly x's memory.
+        rstdOut: such an output, of x's shape with ones in the place of gamma's axes, in float32.
+
+    Raises:
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
+    """
+    return phase_1(RMS_NORM, locals())
+
+
+def aclnnRmsNorm(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(RMS_NORM, workspace, workspaceSize, executor, stream)
 
 
 __all__ = [

@@ -1,14 +1,16 @@
-"""The contracts of the four operators, as tables (see :mod:`normgrad.rules`)."""
+"""The contracts of the operators, as tables (see :mod:`normgrad.rules`)."""
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..rules import (
     ALWAYS,
     EVERY,
+    FILLED,
     MAY_BE_NULL,
     Aspect,
     Broken,
@@ -18,6 +20,7 @@ from ..rules import (
     Rule,
     Scalar,
     When,
+    derived_shape,
     dtype_in,
     dtype_of,
     elements,
@@ -29,7 +32,19 @@ from ..rules import (
     with_channels,
 )
 from ..unusable import shown
-from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
+from .products import (
+    A2,
+    A3,
+    ASCEND_950,
+    BATCH_NORM,
+    ELEMT,
+    FORWARD_ELEMT,
+    GATHER,
+    GROUP_NORM,
+    REDUCE,
+    RMS_NORM,
+    STATS,
+)
 
 #: The dense formats with the channel at axis 1, which count as ND.
 CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
@@ -90,6 +105,7 @@ def _group(value: Any, call: Call) -> Broken:
     return None
 
 
+_EPS = Scalar("eps", "double", _double)
 _OUTPUT_MASK = Scalar("outputMask", "aclBoolArray of size 3", _mask, is_pointer=True)
 
 
@@ -110,6 +126,7 @@ def _of_group_norm(call: Call) -> Mapping[str, int]:
 _AS_GRAD_OUT = dtype_of("gradOut")
 _AS_GRAD_OUT_OR_FLOAT32 = dtype_of("gradOut", or_float32=True)
 _BY_PRODUCT = dtype_in()
+_FLOAT32 = dtype_in("float32")
 
 
 def _vector(
@@ -170,7 +187,7 @@ BATCH_NORM_CONTRACT = Contract(
         _statistic("saveMean", empty_unless="training"),
         _statistic("saveInvstd", "saveMean", "training"),
         Scalar("training", "bool", _bool),
-        Scalar("eps", "double", _double),
+        _EPS,
         _OUTPUT_MASK,
         _like_grad_out("gradInput", When("outputMask", 0, checked=EVERY), True),
         _batch_norm_gradient("gradWeight", 1, dtype_of("weight", "gradOut", or_float32=True)),
@@ -263,7 +280,134 @@ GROUP_NORM_CONTRACT = Contract(
     _of_group_norm,
 )
 
+# Forward passes and statistics
+
+STATS_CONTRACT = Contract(
+    STATS,
+    (
+        Parameter("input", ALWAYS, (_BY_PRODUCT,), _WITH_RANKS, _DATA, with_channels()),
+        _EPS,
+        _vector("mean", ALWAYS, True, _FLOAT32),
+        _vector("invstd", ALWAYS, True, _FLOAT32),
+    ),
+    _channels,
+    ("input",),
+)
+
+
+def _ranks(call: Call) -> tuple[int, ...]:
+    return call.arguments["mean"].dims[0], call.sizes["C"]
+
+
+def _of_ranks(name: str) -> Parameter:
+    shape = derived_shape("(ranks, C), with mean's ranks", _ranks)
+    return Parameter(name, ALWAYS, (_BY_PRODUCT,), _ND, rank_in(2, 2), shape)
+
+
+def _updated(name: str) -> Parameter:
+    return replace(_vector(name, MAY_BE_NULL), is_updated=True)
+
+
+GATHER_CONTRACT = Contract(
+    GATHER,
+    (
+        Parameter("input", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, FILLED),
+        _of_ranks("mean"),
+        _of_ranks("invstd"),
+        _updated("runningMean"),
+        _updated("runningVar"),
+        Scalar("momentum", "double", _double),
+        _EPS,
+        Parameter(
+            "counts",
+            ALWAYS,
+            (dtype_in("float32", "float16", "int32"),),
+            _ND,
+            _VECTOR,
+            derived_shape("(ranks,), with mean's ranks", lambda call: _ranks(call)[:1]),
+        ),
+        _vector("meanAll", ALWAYS, True),
+        _vector("invstdAll", ALWAYS, True),
+    ),
+    _channels,
+    ("input",),
+)
+
+FORWARD_ELEMT_CONTRACT = Contract(
+    FORWARD_ELEMT,
+    (
+        Parameter("input", ALWAYS, (_BY_PRODUCT,), _WITH_RANKS, _DATA, with_channels()),
+        _vector("weight", MAY_BE_NULL),
+        _vector("bias", MAY_BE_NULL),
+        _vector("mean", ALWAYS),
+        _vector("invstd", ALWAYS),
+        _EPS,
+        Parameter(
+            "output",
+            ALWAYS,
+            (dtype_of("input"),),
+            _WITH_RANKS,
+            _DATA,
+            shape_of("input"),
+            is_output=True,
+        ),
+    ),
+    _channels,
+    ("input",),
+)
+
+
+def _normalised(call: Call) -> tuple[int, ...]:
+    """The last axes of x, as many as gamma has."""
+    dims: tuple[int, ...] = call.arguments["x"].dims
+    return dims[-len(call.arguments["gamma"].dims) :]
+
+
+def _rows(call: Call) -> tuple[int, ...]:
+    """The shape of x, with ones in the place of gamma's axes."""
+    dims, count = call.arguments["x"].dims, len(call.arguments["gamma"].dims)
+    return (*dims[:-count], *[1] * count)
+
+
+_OF_ROWS = rank_in(1, 8)
+
+RMS_NORM_CONTRACT = Contract(
+    RMS_NORM,
+    (
+        Parameter("x", ALWAYS, (_BY_PRODUCT,), _ND, _OF_ROWS),
+        Parameter(
+            "gamma",
+            ALWAYS,
+            (_BY_PRODUCT,),
+            _ND,
+            _OF_ROWS,
+            derived_shape("x's last axes", _normalised),
+        ),
+        Scalar("epsilon", "double", _double),
+        Parameter("yOut", ALWAYS, (_BY_PRODUCT,), _ND, _OF_ROWS, shape_of("x"), is_output=True),
+        Parameter(
+            "rstdOut",
+            ALWAYS,
+            (_FLOAT32,),
+            _ND,
+            _OF_ROWS,
+            derived_shape("x's shape, with ones in the place of gamma's axes", _rows),
+            is_output=True,
+        ),
+    ),
+    lambda call: {},
+)
+
 CONTRACTS = {
     contract.name: contract
-    for contract in (BATCH_NORM_CONTRACT, REDUCE_CONTRACT, ELEMT_CONTRACT, GROUP_NORM_CONTRACT)
+    for contract in (
+        BATCH_NORM_CONTRACT,
+        REDUCE_CONTRACT,
+        ELEMT_CONTRACT,
+        GROUP_NORM_CONTRACT,
+        STATS_CONTRACT,
+        GATHER_CONTRACT,
+        FORWARD_ELEMT_CONTRACT,
+        RMS_NORM_CONTRACT,
+    )
 }

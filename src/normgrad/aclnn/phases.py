@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Aspect, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
-from ..workspaces import Launcher
+from ..workspaces import Launcher, Memory
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status
 from .tensors import Signature, aclBoolArray, aclTensor
@@ -30,6 +30,10 @@ _STATUSES = {
 }
 
 
+#: The outputs that may have exactly the memory of the data.
+_IN_PLACE = ("gradInput", "output", "yOut")
+
+
 class _Operand(NamedTuple):
     """The form in which a plan gets a tensor: as it is, in another shape, or as a dense copy.
 
@@ -39,17 +43,9 @@ class _Operand(NamedTuple):
     spec: TensorSpec
     is_copy: bool
 
-    def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
-        """The tensor's memory as an array of the shape for the plan."""
-        array = tensor.array
-        if array.shape == self.spec.shape:
-            return array
-        steps = [step * array.itemsize for step in self.spec.strides]
-        writeable = array.flags.writeable
-        return np.lib.stride_tricks.as_strided(array, self.spec.shape, steps, writeable=writeable)
 
-
-class _Prepared(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Prepared:
     """The result of phase 1, which depends on signatures alone and is cached by them.
 
     ``plan`` is None if there is nothing to compute; the outputs named by ``zeros`` are then 0.
@@ -63,19 +59,29 @@ class _Prepared(NamedTuple):
     workspace_size: int
     zeros: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def used(self) -> tuple[str, ...]:
         """The names of the tensors that phase 2 reads or writes."""
         return (*self.operands, *self.zeros)
+
+    @cached_property
+    def order(self) -> tuple[str | None, ...]:
+        """The names of the plan's inputs and outputs in their order; None where absent."""
+        return tuple(name if name in self.operands else None for name in self.inputs + self.outputs)
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """The names of the outputs that the plan writes."""
+        return tuple(filter(None, self.order[len(self.inputs) :]))
 
     def uses(self, tensors: Mapping[str, Any]) -> list[Use]:
         """The uses of the tensors' memory by phase 2."""
         return [
             Use(
                 name,
-                "reads" if name in self.inputs else "writes",
+                "reads" if name in self.inputs and name not in self.outputs else "writes",
                 tensors[name].region,
-                in_place=("gradOut", "input") if name == "gradInput" else (),
+                in_place=("gradOut", "input", "x") if name in _IN_PLACE else (),
             )
             for name in self.used
         ]
@@ -119,13 +125,17 @@ class aclOpExecutor:
 _prepared: dict[Hashable, _Prepared] = {}
 
 
-def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int, aclOpExecutor]:
+def phase_1(
+    translation: Translation, arguments: Mapping[str, Any], device: Device | None = None
+) -> tuple[int, aclOpExecutor]:
     """Check a call, and make its plan.
+
+    ``device`` is the device whose contract counts; None for the current one.
 
     Raises:
         AclnnError: with the status that the contract gives.
     """
-    contract, device = translation.contract, current()
+    contract, device = translation.contract, device or current()
     is_plain = _PLAIN.issuperset(map(type, arguments.values()))
     key = _key(contract, device, arguments) if is_plain else None
     found = _prepared.get(key)
@@ -206,7 +216,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(name, message)
 
-    if 0 in tensors["input"].dims:
+    if 0 in tensors[translation.data].dims:
         zeros = tuple(
             name
             for name, tensor in used.items()
@@ -282,7 +292,7 @@ def phase_2(
         scratch = AclnnError.memory(name, "workspace", workspace, writing=True)
         if scratch.nbytes < needed:
             raise AclnnError.of(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
-        workspace = scratch._replace(nbytes=needed)
+        workspace = Memory(scratch.address, needed, scratch.owner, True)
     prepared = executor.prepared
     for parameter in prepared.used:
         lost = executor.tensors[parameter].lost()
@@ -299,53 +309,70 @@ def phase_2(
     def refuse(message: str, error: Exception | None = None) -> NoReturn:
         raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {message}") from error
 
+    is_of_c = isinstance(stream, Launcher)
+
     def run() -> None:
         try:
-            _run(prepared, tensors, workspace)
+            _run(prepared, tensors, workspace, is_of_c)
         except Exception as error:
             refuse(str(error), error)
 
-    if isinstance(stream, Launcher):
+    if is_of_c:
         stream.launch(run, refuse)
     else:
         run()
 
 
-def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> None:
+def _run(
+    prepared: _Prepared, tensors: Mapping[str, Any], workspace: Memory | None, is_of_c: bool
+) -> None:
+    """Do the work of phase 2; ``is_of_c`` is whether a C library has checked its memory."""
+    written = () if is_of_c else (*prepared.written, *prepared.zeros)
+    for name in written:
+        if not (tensors[name].memory.writeable or 0 in tensors[name].dims):
+            raise ValueError(f"{name}: read-only memory; allowed: memory that can be written")
+    _compute(prepared, tensors, workspace, is_of_c)
+    for name in written:
+        tensors[name].wrote()
+
+
+def _compute(
+    prepared: _Prepared, tensors: Mapping[str, Any], workspace: Memory | None, is_probed: bool
+) -> None:
+    """Write the outputs; ``is_probed`` is as in :meth:`.plans.Plan.run_at`."""
     for name in prepared.zeros:
         tensors[name].array[...] = 0
-        tensors[name].wrote()
     if prepared.plan is None:
         return
     rest: Any = workspace
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
+        assert workspace is not None
         # The plan cannot check this, since it gets dense copies in place of some tensors.
         scratch = span("workspace", "writes", workspace.address, workspace.nbytes)
         shared = shared_memory([scratch, *prepared.uses(tensors)])
         if shared is not None:
             raise ValueError(shared)
         dense, rest = _dense_copies(prepared, workspace.bytes())
-    for name in prepared.inputs:
-        if name in dense:
+        for name in dense.keys() & prepared.inputs:
             tensor = tensors[name]
             dense[name].reshape(tensor.dims)[...] = tensor.array
-    arrays = {
-        name: dense[name] if name in dense else operand.view(tensors[name])
-        for name, operand in prepared.operands.items()
-    }
-    results = tuple(map(arrays.get, prepared.outputs))
-    prepared.plan.run(
-        *map(arrays.get, prepared.inputs),
-        out=results[0] if prepared.plan.out_is_tensor else results,
-        workspace=rest if prepared.plan.workspace_size else None,
-    )
-    for name, result in zip(prepared.outputs, results, strict=True):
-        if result is not None:
-            tensor = tensors[name]
-            if name in dense:
-                tensor.array[...] = result.reshape(tensor.dims)
-            tensor.wrote()
+    addresses: list[int] = []
+    owners: list[Any] = []
+    for parameter in prepared.order:
+        if parameter is None:
+            addresses.append(0)
+            owners.append(None)
+        elif parameter in dense:
+            addresses.append(dense[parameter].ctypes.data)
+            owners.append(dense[parameter])
+        else:
+            tensor = tensors[parameter]
+            addresses.append(tensor.address)
+            owners.append(tensor.memory.owner)
+    prepared.plan.run_at(addresses, owners, rest, is_probed)
+    for name in dense.keys() & prepared.written:
+        tensors[name].array[...] = dense[name].reshape(tensors[name].dims)
 
 
 def _dense_copies(

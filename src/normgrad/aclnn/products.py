@@ -17,6 +17,10 @@ BATCH_NORM = "aclnnBatchNormBackward"
 REDUCE = "aclnnBatchNormReduceBackward"
 ELEMT = "aclnnBatchNormElemtBackward"
 GROUP_NORM = "aclnnGroupNormBackward"
+STATS = "aclnnBatchNormStats"
+GATHER = "aclnnBatchNormGatherStatsWithCounts"
+FORWARD_ELEMT = "aclnnBatchNormElemt"
+RMS_NORM = "aclnnRmsNorm"
 
 #: The environment variables that are read if the program has set nothing.
 PRODUCT_VARIABLE = "NORMGRAD_ACL_PRODUCT"
@@ -32,12 +36,15 @@ ASCEND_950 = "Ascend 950"
 INFERENCE_SERIES = "Atlas inference series"
 A200I = "Atlas 200I/500 A2"
 
+_OF_TRAINING = frozenset({BATCH_NORM, REDUCE, GROUP_NORM, STATS, GATHER, FORWARD_ELEMT})
+_OF_A2 = _OF_TRAINING | {ELEMT, RMS_NORM}
+
 PRODUCTS = (
-    Product(TRAINING_SERIES, _WITHOUT_BFLOAT16, frozenset({BATCH_NORM, REDUCE, GROUP_NORM})),
-    Product(A2, _WITH_BFLOAT16, frozenset({BATCH_NORM, REDUCE, ELEMT, GROUP_NORM})),
-    Product(A3, _WITH_BFLOAT16, frozenset({BATCH_NORM, REDUCE, ELEMT, GROUP_NORM})),
-    Product(ASCEND_950, _WITH_BFLOAT16, frozenset({BATCH_NORM})),
-    Product(INFERENCE_SERIES, (), frozenset()),
+    Product(TRAINING_SERIES, _WITHOUT_BFLOAT16, _OF_TRAINING),
+    Product(A2, _WITH_BFLOAT16, _OF_A2),
+    Product(A3, _WITH_BFLOAT16, _OF_A2),
+    Product(ASCEND_950, _WITH_BFLOAT16, frozenset({BATCH_NORM, STATS})),
+    Product(INFERENCE_SERIES, _WITHOUT_BFLOAT16, frozenset({RMS_NORM})),
     Product(A200I, (), frozenset()),
 )
 
@@ -91,13 +98,22 @@ _set: Device | None = None
 _within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default=None)
 
 
-def current() -> Device:
+def current(otherwise: Device | None = None) -> Device:
     """The device that applies to this call.
 
-    It is that of the innermost :func:`product` context, else that of :func:`set_product`, else that
-    of the environment variables, else Atlas A2.
+    It is that of the innermost :func:`product` context, else that of :func:`set_product`, else
+    ``otherwise``, else that of the environment variables, else Atlas A2.
     """
-    return _within.get() or _set or _known(*_environment())
+    return _within.get() or _set or otherwise or of_environment()
+
+
+def of_environment() -> Device:
+    """The device that the environment variables set, or Atlas A2.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    return _known(*_environment())
 
 
 def _environment() -> tuple[str, str]:

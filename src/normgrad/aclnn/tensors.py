@@ -144,6 +144,7 @@ class aclTensor:
         steps: the strides, with 1 for axes of one element, whose strides are never used.
         problem: the reason why the memory cannot be used, or None.
         signature: the object that tensors of the same properties share.
+        address: the address of the view's first element.
         is_destroyed: whether a C program has destroyed the tensor.
     """
 
@@ -161,6 +162,7 @@ class aclTensor:
     given_offset: int = field(init=False)
     problem: str | None = field(init=False)
     signature: Signature = field(init=False)
+    address: int = field(init=False)
     is_destroyed: bool = field(default=False, init=False)
     _array: npt.NDArray[Any] | None = field(default=None, init=False)
 
@@ -173,6 +175,11 @@ class aclTensor:
         self.signature = _signature(
             self.dims, self.steps, self.data_type, self.format, self.problem
         )
+        self.address = self.memory.address + self.offset * self._itemsize
+
+    @property
+    def _itemsize(self) -> int:
+        return NUMPY[self.data_type].itemsize if self.data_type in NUMPY else 1
 
     def _find_problem(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
@@ -199,21 +206,18 @@ class aclTensor:
         """The view as a NumPy array over the same memory."""
         if self._array is None:
             dtype = NUMPY[self.data_type]
-            start, _, owner, writeable, _ = self.memory
-            start += self.offset * dtype.itemsize
+            _, _, owner, writeable, _ = self.memory
             self._array = (
                 np.empty(self.dims, dtype)
                 if 0 in self.dims
-                else array_at(start, self.dims, self.steps, dtype, owner, writeable)
+                else array_at(self.address, self.dims, self.steps, dtype, owner, writeable)
             )
         return self._array
 
     @property
     def region(self) -> layout.Region:
         """The bytes of the view's elements."""
-        itemsize = NUMPY[self.data_type].itemsize if self.data_type in NUMPY else 1
-        start = self.memory.address + self.offset * itemsize
-        return layout.Region(start, self.dims, self.steps, itemsize)
+        return layout.Region(self.address, self.dims, self.steps, self._itemsize)
 
     def lost(self) -> str | None:
         """The reason why the tensor has become unusable since it was made; None if it has not."""

@@ -8,9 +8,16 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..contract import Operator
+from ..operators import rms_norm
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
-from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
+from ..operators.sync_batch_norm import (
+    BATCH_NORM_BACKWARD_ELEMT,
+    BATCH_NORM_BACKWARD_REDUCE,
+    BATCH_NORM_ELEMT,
+    BATCH_NORM_GATHER_STATS_WITH_COUNTS,
+    BATCH_NORM_STATS,
+)
 from ..options import Options, real
 from ..plans import CACHE_SIZE
 from ..rules import Call, Contract
@@ -23,12 +30,18 @@ Dims = tuple[int, ...]
 OPTIONS = {
     "training": "training",
     "eps": "eps",
+    "epsilon": "eps",
+    "momentum": "momentum",
     "outputMask": "output_mask",
     "inputG": "input_g",
     "weightG": "weight_g",
     "biasG": "bias_g",
     "group": "num_groups",
 }
+
+
+def _channel_axis(call: Call) -> Mapping[str, Any]:
+    return {"channel_axis": -1 if call.arguments["input"].format_name in CHANNEL_LAST else 1}
 
 
 class Form(NamedTuple):
@@ -52,12 +65,16 @@ class Translation:
         dims: computes, from a call, the shapes of parameters that are read with another shape than
             their own.
         saving_variance: normgrad's operator on devices whose saveInvstd holds variances.
+        more_options: computes, from a call, the options that are no scalars of the contract.
+        data: the contract's name of the data, without whose elements nothing is computed.
     """
 
     contract: Contract
     operator: Operator
     dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
     saving_variance: Operator | None = None
+    more_options: Callable[[Call], Mapping[str, Any]] = _channel_axis
+    data: str = "input"
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -66,8 +83,10 @@ class Translation:
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """The contract's names of the outputs."""
-        return tuple(row.name for row in self.contract.parameters if row.is_output)
+        """The contract's names of the outputs, and then of the inputs that are updated."""
+        rows = self.contract.parameters
+        written = tuple(row.name for row in rows if row.is_output)
+        return written + tuple(row.name for row in rows if row.is_updated)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -82,12 +101,10 @@ class Translation:
 
     def form(self, call: Call, saved_variance: bool) -> Form:
         """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
-        data = call.arguments["input"]
-        axis = -1 if data.format_name in CHANNEL_LAST else 1
         named = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
-        return self._form(saved_variance, channel_axis=axis, **named)
+        return self._form(saved_variance, **self.more_options(call), **named)
 
-    @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are four translations
+    @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are few translations
     def _form(self, saved_variance: bool, eps: float = 0.0, **named: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
         # CANN's contract allows negative numbers and NaN, and so the formula's result.
@@ -104,6 +121,15 @@ BATCH_NORM = Translation(
 )
 REDUCE = Translation(contracts.REDUCE_CONTRACT, BATCH_NORM_BACKWARD_REDUCE)
 ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
+STATS = Translation(contracts.STATS_CONTRACT, BATCH_NORM_STATS)
+GATHER = Translation(contracts.GATHER_CONTRACT, BATCH_NORM_GATHER_STATS_WITH_COUNTS)
+FORWARD_ELEMT = Translation(contracts.FORWARD_ELEMT_CONTRACT, BATCH_NORM_ELEMT)
+RMS_NORM = Translation(
+    contracts.RMS_NORM_CONTRACT,
+    rms_norm.RMS_NORM,
+    more_options=lambda call: {"normalized_shape": call.arguments["gamma"].dims},
+    data="x",
+)
 
 
 def _grouped_dims(call: Call) -> Mapping[str, Dims]:
@@ -124,3 +150,9 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
 
 
 GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
+
+#: All translations, by the names of the aclnn operators.
+BY_NAME = {
+    each.contract.name: each
+    for each in (BATCH_NORM, REDUCE, ELEMT, GROUP_NORM, STATS, GATHER, FORWARD_ELEMT, RMS_NORM)
+}

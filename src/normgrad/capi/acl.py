@@ -18,9 +18,9 @@ import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import pointers
+from . import callbacks, physical, pointers
 from .blocks import BLOCKS
-from .calls import ERRORS, SETTINGS, VARIABLES, check_variables, export, fail, read_settings, refuse
+from .calls import ERRORS, SETTINGS, check_variables, export, fail, product, read_again, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
@@ -37,8 +37,6 @@ from .handles import HANDLES
 from .objects import Event, Runtime, Side, memory_info
 from .report import REPORT
 from .streams import STREAMS, Stream
-
-_getenv = pointers.c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
 
 #: The streams' priorities go from 0 to this.
 _LEAST_PRIORITY = 7
@@ -142,9 +140,9 @@ def aclInit(config_path: int | None) -> None:
 def initialize(config_path: int | None) -> bool:
     """Read the environment and a settings file; returns whether the file names a default device."""
     settings = None if config_path is None else _read_config(config_path)
-    _read_environment()
+    read_again()
+    product(aclError.ACL_ERROR_INVALID_PARAM)
     try:
-        products.current()
         check_variables()
     except ValueError as error:
         fail(str(error), aclError.ACL_ERROR_INVALID_PARAM)
@@ -171,17 +169,6 @@ def _read_config(address: int) -> Any:
         invalid(f"{path!r} ({error.strerror}); allowed: a file that is there")
     except (ValueError, RecursionError) as error:
         invalid(f"{path!r} ({error}); allowed: a JSON file")
-
-
-def _read_environment() -> None:
-    """Copy the C environment's variables to os.environ, since the program may have set them."""
-    for name in (products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE, *VARIABLES):
-        value = _getenv(name.encode())
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = os.fsdecode(value)
-    read_settings()
 
 
 def aclFinalize() -> None:
@@ -272,7 +259,7 @@ def _release(context: tuple[int, int]) -> None:
 
 def aclrtGetSocName() -> int:
     """The chip that the environment variable names, otherwise a chip of the current product."""
-    device = products.current()
+    device = product(aclError.ACL_ERROR_INVALID_PARAM)
     asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
     if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
         asked = _CHIPS[device.product.name]
@@ -463,6 +450,10 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtCreateStream": lambda: HANDLES.add(Stream(context=_own_context())),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtSynchronizeStream": RUNTIME.synchronize,
+    "aclrtSubscribeReport": lambda at, stream: callbacks.subscribe(RUNTIME.stream(stream), at),
+    "aclrtUnSubscribeReport": lambda at, stream: callbacks.unsubscribe(RUNTIME.stream(stream), at),
+    "aclrtLaunchCallback": lambda *of: callbacks.launch(RUNTIME.stream(of[3]), *of[:3]),
+    "aclrtProcessReport": callbacks.process,
     "aclrtCreateEvent": lambda: HANDLES.add(Event()),
     "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
     "aclrtRecordEvent": RUNTIME.record,
@@ -473,6 +464,13 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtMallocHost": lambda size: _allocate(size, False),
     "aclrtFree": lambda at: RUNTIME.free("devPtr", at, _DEVICE_MEMORY),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
+    "aclrtMemGetAllocationGranularity": physical.aclrtMemGetAllocationGranularity,
+    "aclrtMallocPhysical": physical.aclrtMallocPhysical,
+    "aclrtFreePhysical": physical.aclrtFreePhysical,
+    "aclrtReserveMemAddress": physical.aclrtReserveMemAddress,
+    "aclrtReleaseMemAddress": physical.aclrtReleaseMemAddress,
+    "aclrtMapMem": physical.aclrtMapMem,
+    "aclrtUnmapMem": partial(physical.unmap, RUNTIME),
     "aclrtMemcpy": _copy,
     "aclrtMemcpyAsync": _copy,
     "aclrtMemset": _fill,
@@ -485,6 +483,7 @@ _ANYWHERE = """
     aclInit aclFinalize aclGetRecentErrMsg aclDataTypeSize aclFloatToFloat16 aclFloat16ToFloat
     aclrtGetVersion aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
     aclrtDestroyContext aclrtDestroyStream aclrtDestroyEvent aclrtFree aclrtFreeHost
+    aclrtFreePhysical aclrtReleaseMemAddress aclrtUnmapMem
 """
 _AFTER_INIT = """
     aclrtSetDevice aclrtResetDevice aclrtCreateContext aclrtSetCurrentContext aclrtMallocHost

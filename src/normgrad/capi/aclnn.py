@@ -12,15 +12,17 @@ import numpy as np
 
 from .. import aclnn
 from ..aclnn.contracts import CONTRACTS
+from ..aclnn.phases import phase_1, phase_2
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
+from ..aclnn.translations import BY_NAME
 from ..dialects import Use, span
 from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import ERRORS, SETTINGS, export, fail, refuse
+from .calls import ERRORS, SETTINGS, export, fail, product, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -325,24 +327,25 @@ def _argument(handle: int) -> Any:
     """The object behind a handle for phase 1; Unusable if it is a tensor without its memory."""
     found = HANDLES.find(handle)
     if type(found) is aclnn.aclTensor:
-        owner = found.memory.owner
-        if isinstance(owner, Allocation) and owner.freed_by is not None:
-            return Unusable(f"a tensor whose memory {owner.freed_by} has freed")
+        freed_by = found.memory.owner.freed_by
+        if freed_by is not None:
+            return Unusable(f"a tensor whose memory {freed_by} has freed")
     return found
 
 
 def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
     """The C form of a phase 1, which takes handles and returns one."""
-    python = getattr(aclnn, function.name)
+    translation = BY_NAME[function.name.removesuffix("GetWorkspaceSize")]
+    names = [row.name for row in translation.contract.rows]
     handles = [kind.endswith("*") for kind, _ in function.parameters[:-2]]
 
     def call(*given: Any) -> tuple[int, int]:
-        size, executor = python(
-            *[
-                _argument(value) if is_handle and value is not None else value
-                for is_handle, value in zip(handles, given)  # noqa: B905 - time
-            ]
-        )
+        arguments = [
+            _argument(value) if is_handle and value is not None else value
+            for is_handle, value in zip(handles, given)  # noqa: B905 - time
+        ]
+        device = product(Status.ACLNN_ERR_PARAM_INVALID)
+        size, executor = phase_1(translation, dict(zip(names, arguments)), device)  # noqa: B905
         return size, HANDLES.add(executor)
 
     return call
@@ -350,8 +353,7 @@ def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
 
 def _phase_2(function: Function) -> Callable[..., None]:
     """The C form of a phase 2, which ends the handle of the executor that it uses up."""
-    name = function.name
-    python = getattr(aclnn, name)
+    translation = BY_NAME[function.name]
 
     def call(workspace: int | None, size: int, executor: int | None, stream: int | None) -> None:
         value = HANDLES.find(executor)
@@ -377,7 +379,8 @@ def _phase_2(function: Function) -> Callable[..., None]:
                 refuse("stream", acl.NO_DEVICE, Status.ACLNN_ERR_RUNTIME_ERROR)
             _check_memory(value, value.tensors)
         try:
-            python(scratch, size, value, Launcher(launch) if isinstance(where, Stream) else where)
+            stream_of = Launcher(launch) if isinstance(where, Stream) else where
+            phase_2(translation, scratch, size, value, stream_of)
         finally:
             if is_executor and value.is_used_up:
                 assert executor is not None
@@ -396,6 +399,9 @@ def _uses(
 
 def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
     """Check that all tensors have memory, and that memory outside all blocks can be accessed."""
+    owners = [tensors[name].memory.owner for name in executor.prepared.used]
+    if _UNSET not in owners and FOREIGN not in owners:
+        return
     for use in executor.prepared.uses(tensors):
         name, tensor = use.name, tensors[use.name]
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:

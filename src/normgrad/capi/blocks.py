@@ -17,8 +17,8 @@ from .calls import CURRENT, ERRORS
 
 #: New blocks up to this size are filled with bytes that are NaN in every floating-point dtype, so
 #: that reads of uninitialised memory show. Larger blocks may be pools that are never fully used.
-_POISONED = 64 << 20
-_POISON = 0xFF
+POISONED = 64 << 20
+POISON = 0xFF
 
 #: The limits on freed blocks whose addresses are not reused, so that a use after free is detected:
 #: their number, and their total bytes. The last freed block is always kept. The pages of kept
@@ -50,15 +50,19 @@ class Block(Allocation):
             self.memory = aligned(size)  # as aclrtMalloc's is
         except ValueError as error:  # the size exceeds the address space
             raise MemoryError(str(error)) from None
-        self.address = self.memory.ctypes.data
+        self.place(self.memory.ctypes.data, size, is_device)
+        if size <= POISONED:
+            ctypes.memset(self.address, POISON, size)
+
+    def place(self, address: int, size: int, is_device: bool) -> None:
+        """Set the attributes."""
+        self.address = address
         self.size = size
         self.is_device = is_device
         self.maker = CURRENT.function.name
         self.caller = ERRORS.caller()
         self.freed_by: str | None = None
         self.context = (0, 0)
-        if size <= _POISONED:
-            ctypes.memset(self.address, _POISON, size)
 
     @property
     def end(self) -> int:
@@ -94,10 +98,27 @@ class Blocks:
                 while self._freed:
                     self._drop_oldest()
             block = Block(size, is_device)
+        self.add(block)
+        return block
+
+    def add(self, block: Block) -> None:
+        """Add a block at addresses at which there is none."""
         with self._lock:
             insort(self._starts, block.address)
             self._blocks[block.address] = block
-        return block
+
+    def forget(self, first: int, end: int) -> None:
+        """Forget the freed blocks that start between two addresses, which are used again."""
+        with self._lock:
+            for block in [block for block in self._freed if first <= block.address < end]:
+                self._freed.remove(block)
+                self._freed.appendleft(block)
+                self._drop_oldest()
+
+    def starting_at(self, address: int) -> Block | None:
+        """The block that starts at an address and was not freed; None if there is none."""
+        block = self._blocks.get(address)
+        return block if block is not None and block.freed_by is None else None
 
     def _drop_oldest(self) -> None:
         block = self._freed.popleft()

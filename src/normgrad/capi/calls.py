@@ -11,9 +11,10 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NoReturn
 
+from ..aclnn import products
 from ..dialects import DialectError
 from .declarations import functions_of
-from .pointers import store_all, wrong
+from .pointers import c_function, store_all, wrong
 from .signatures import Function
 
 #: The environment variables, which aclInit and a library's first call read.
@@ -21,7 +22,12 @@ REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
 STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
 DEVICES_VARIABLE = "NORMGRAD_CAPI_DEVICES"
-VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE, DEVICES_VARIABLE)
+_VARIABLES = (
+    REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE, DEVICES_VARIABLE,
+    products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE,
+)  # fmt: skip
+
+_getenv = c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
 
 #: The maximum number of devices.
 _MOST_DEVICES = 64
@@ -39,10 +45,12 @@ class SETTINGS:
         checked: whether streams are checked: they delay their work to detect races.
         host_memory: whether tensors may be in memory that is not a device's.
         devices: the number of devices.
+        product: the product that the environment names; None if there is no such product.
     """
 
     report = is_fatal = checked = host_memory = False
     devices = 1
+    product: products.Device | None = None
 
 
 def read_settings() -> None:
@@ -53,6 +61,9 @@ def read_settings() -> None:
     SETTINGS.report = report in ("1", "error") or SETTINGS.checked
     SETTINGS.host_memory = os.environ.get(HOST_MEMORY_VARIABLE) == "1"
     SETTINGS.devices = _devices() or 1
+    SETTINGS.product = None
+    with suppress(ValueError):
+        SETTINGS.product = products.of_environment()
 
 
 def _devices() -> int | None:
@@ -63,6 +74,20 @@ def _devices() -> int | None:
 
 
 read_settings()
+
+
+def read_again() -> None:
+    """Copy the C environment's variables to os.environ, and read the settings.
+
+    The program may have set the variables since it started.
+    """
+    for name in _VARIABLES:
+        value = _getenv(name.encode())
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = os.fsdecode(value)
+    read_settings()
 
 
 def check_variables() -> None:
@@ -126,6 +151,14 @@ def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
     """Fail this thread's call because of the parameter with this name."""
     fail(f"{name}: {message}", status)
+
+
+def product(status: IntEnum) -> products.Device:
+    """The product that the operators emulate; without one this thread's call fails."""
+    try:
+        return products.current(SETTINGS.product)
+    except ValueError as error:
+        fail(str(error), status)
 
 
 class Errors:

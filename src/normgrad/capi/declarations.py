@@ -10,40 +10,16 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
 
-from ..aclnn import aclDataType, aclFormat
-from ..aclnn.contracts import (
-    BATCH_NORM_CONTRACT,
-    ELEMT_CONTRACT,
-    GROUP_NORM_CONTRACT,
-    REDUCE_CONTRACT,
-)
+from ..aclnn import aclDataType, aclFormat, contracts, products
 from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from ..rules import Contract, Parameter, Scalar
 from . import enums
 from .absent import ANY, Stub, absent
 from .signatures import Function, Header
-
-
-def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
-    suffix = "u" if issubclass(values, IntFlag) else ""
-    return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
-
-
-def _other_statuses(prefix: str) -> str:
-    lines, number = [], 0
-    for word in enums.OTHER_STATUSES[prefix].split():
-        if word.isdigit():
-            number = int(word)
-        else:
-            lines.append(f"#define {prefix}{word} {number}")
-            number += 1
-    return "\n".join(lines)
-
 
 #: The C types of arguments that are not tensors, by the beginning of their texts in the contracts.
 _SCALARS = {
@@ -54,22 +30,31 @@ _SCALARS = {
 }
 
 
-def _argument(row: Parameter | Scalar) -> str:
+#: The inputs that are not constant, as in CANN's prototypes, and the outputs that are.
+_NOT_CONSTANT = {products.ELEMT: ("counter",), products.FORWARD_ELEMT: ("mean", "invstd")}
+_CONSTANT = {products.RMS_NORM: ("yOut", "rstdOut")}
+
+
+def _argument(operator: str, row: Parameter | Scalar) -> str:
     if isinstance(row, Scalar):
         return _SCALARS[re.split(r"\W", row.text)[0]] + row.name
-    is_constant = not row.is_output and row.name != "counter"  # as in CANN's header
+    is_variable = row.is_output or row.is_updated or row.name in _NOT_CONSTANT.get(operator, ())
+    is_constant = not is_variable or row.name in _CONSTANT.get(operator, ())
     return f"{'const ' * is_constant}aclTensor *{row.name}"
 
 
-def _operator_header(name: str, contract: Contract) -> Header:
+def _operator_header(contract: Contract) -> Header:
     """An operator's header: phase 1 has the contract's arguments, phase 2 always the same ones."""
+    words = re.sub("(?=[A-Z])", "_", contract.name).lower().removeprefix("aclnn")
+    words = words.replace("_reduce_backward", "_backward_reduce")  # as CANN names that header
+    arguments = ", ".join(_argument(contract.name, row) for row in contract.rows)
     return Header(
-        f"aclnnop/aclnn_{name}.h",
+        f"aclnnop/aclnn{words}.h",
         ('"../aclnn/aclnn_base.h"',),
         (),
         "opapi",
         f"""
-        aclnnStatus {contract.name}GetWorkspaceSize({", ".join(map(_argument, contract.rows))},
+        aclnnStatus {contract.name}GetWorkspaceSize({arguments},
             uint64_t *workspaceSize, aclOpExecutor **executor);
         aclnnStatus {contract.name}(void *workspace, uint64_t workspaceSize,
             aclOpExecutor *executor, aclrtStream stream);
@@ -103,8 +88,8 @@ _PRESENT = (
             "typedef void *aclrtStream;",
             "typedef void *aclrtEvent;",
             "typedef void *aclrtContext;",
-            _defines(enums.aclError),
-            _other_statuses("ACL_ERROR_"),
+            enums.defines(enums.aclError),
+            enums.other_statuses("ACL_ERROR_"),
             aclDataType,
             aclFormat,
         ),
@@ -123,13 +108,14 @@ _PRESENT = (
             enums.aclrtMemcpyKind,
             enums.aclrtMemMallocPolicy,
             enums.aclrtMemAttr,
+            enums.aclrtMemGranularityOptions,
             enums.aclSysParamOpt,
             enums.aclrtEventRecordedStatus,
             enums.aclrtEventStatus,
             enums.aclrtEventWaitStatus,
             enums.aclrtStreamStatus,
-            _defines(enums.EventFlag),
-            _defines(enums.StreamFlag),
+            enums.defines(enums.EventFlag),
+            enums.defines(enums.StreamFlag),
         ),
         "ascendcl",
         """
@@ -161,6 +147,12 @@ _PRESENT = (
         aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
         aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status);
 
+        aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream);
+        aclError aclrtUnSubscribeReport(uint64_t threadId, aclrtStream stream);
+        aclError aclrtLaunchCallback(aclrtCallback fn, void *userData,
+                                     aclrtCallbackBlockType blockType, aclrtStream stream);
+        aclError aclrtProcessReport(int32_t timeout);
+
         aclError aclrtCreateEvent(aclrtEvent *event);
         aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
         aclError aclrtDestroyEvent(aclrtEvent event);
@@ -177,6 +169,18 @@ _PRESENT = (
         aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
         aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
         aclError aclrtFree(void *devPtr);
+        aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *prop,
+                                                  aclrtMemGranularityOptions option,
+                                                  size_t *granularity);
+        aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t size,
+                                     const aclrtPhysicalMemProp *prop, uint64_t flags);
+        aclError aclrtFreePhysical(aclrtDrvMemHandle handle);
+        aclError aclrtReserveMemAddress(void **virPtr, size_t size, size_t alignment,
+                                        void *expectPtr, uint64_t flags);
+        aclError aclrtReleaseMemAddress(void *virPtr);
+        aclError aclrtMapMem(void *virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle,
+                             uint64_t flags);
+        aclError aclrtUnmapMem(void *virPtr);
         aclError aclrtMallocHost(void **hostPtr, size_t size);
         aclError aclrtFreeHost(void *hostPtr);
         aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count,
@@ -212,8 +216,8 @@ _PRESENT = (
         (
             "typedef int32_t aclnnStatus;",
             *(f"typedef struct {name} {name};" for name in _HANDLES.split()),
-            _defines(aclnnStatus),
-            _other_statuses("ACLNN_ERR_INNER_"),
+            enums.defines(aclnnStatus),
+            enums.other_statuses("ACLNN_ERR_INNER_"),
         ),
         "nnopbase",
         """
@@ -303,10 +307,7 @@ _PRESENT = (
         const char *HcclGetErrorString(HcclResult code);
         """,
     ),
-    _operator_header("batch_norm_backward", BATCH_NORM_CONTRACT),
-    _operator_header("batch_norm_elemt_backward", ELEMT_CONTRACT),
-    _operator_header("batch_norm_backward_reduce", REDUCE_CONTRACT),
-    _operator_header("group_norm_backward", GROUP_NORM_CONTRACT),
+    *map(_operator_header, contracts.CONTRACTS.values()),
     Header(
         "infinicore.h",
         ("<stddef.h>", "<stdint.h>"),
@@ -331,7 +332,7 @@ _PRESENT = (
             "typedef void *infinirtEvent_t;",
             enums.infinirtMemcpyKind_t,
             enums.infinirtEventStatus_t,
-            _defines(enums.infinirtEventFlags_t),
+            enums.defines(enums.infinirtEventFlags_t),
             "#define INFINIRT_EVENT_DEFAULT 0u",
         ),
         "infinirt",

@@ -12,6 +12,10 @@ class aclError(IntEnum):
     ACL_ERROR_INVALID_PARAM = 100000
     ACL_ERROR_UNINITIALIZE = 100001
     ACL_ERROR_REPEAT_INITIALIZE = 100002
+    ACL_ERROR_REPEAT_SUBSCRIBE = 100033
+    ACL_ERROR_STREAM_NOT_SUBSCRIBE = 100034
+    ACL_ERROR_THREAD_NOT_SUBSCRIBE = 100035
+    ACL_ERROR_WAIT_CALLBACK_TIMEOUT = 100036
     ACL_ERROR_REPEAT_FINALIZE = 100037
     ACL_ERROR_RT_PARAM_INVALID = 107000
     ACL_ERROR_RT_CONTEXT_NULL = 107002
@@ -37,8 +41,7 @@ OTHER_STATUSES = {
   MODEL_OUTPUT_NOT_MATCH MODEL_NOT_DYNAMIC OP_TYPE_NOT_MATCH OP_INPUT_NOT_MATCH
   OP_OUTPUT_NOT_MATCH OP_ATTR_NOT_MATCH OP_NOT_FOUND OP_LOAD_FAILED UNSUPPORTED_DATA_TYPE
   FORMAT_NOT_MATCH BIN_SELECTOR_NOT_REGISTERED KERNEL_NOT_FOUND BIN_SELECTOR_ALREADY_REGISTERED
-  KERNEL_ALREADY_REGISTERED INVALID_QUEUE_ID REPEAT_SUBSCRIBE STREAM_NOT_SUBSCRIBE
-  THREAD_NOT_SUBSCRIBE WAIT_CALLBACK_TIMEOUT
+  KERNEL_ALREADY_REGISTERED INVALID_QUEUE_ID
 107001 RT_INVALID_DEVICEID
 107003 RT_STREAM_CONTEXT RT_MODEL_CONTEXT RT_STREAM_MODEL RT_EVENT_TIMESTAMP_INVALID
   RT_EVENT_TIMESTAMP_REVERSAL RT_ADDR_UNALIGNED RT_FILE_OPEN RT_FILE_WRITE RT_STREAM_SUBSCRIBE
@@ -151,6 +154,14 @@ class aclrtMemMallocPolicy(IntEnum):
     ACL_MEM_ACCESS_USER_SPACE_READONLY = 0x100000
 
 
+class aclrtMemGranularityOptions(IntEnum):
+    """Which granularity of physical memory a program asks for; there is one here."""
+
+    ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+    ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1
+    ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF = 0xFFFF
+
+
 class aclrtMemAttr(IntEnum):
     """The kinds of device memory, which are all the machine's memory here."""
 
@@ -253,3 +264,21 @@ class infinirtMemcpyKind_t(IntEnum):
     INFINIRT_MEMCPY_H2D = 1
     INFINIRT_MEMCPY_D2H = 2
     INFINIRT_MEMCPY_D2D = 3
+
+
+def defines(values: type[IntEnum] | type[IntFlag]) -> str:
+    """The members as macros in C."""
+    suffix = "u" if issubclass(values, IntFlag) else ""
+    return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
+
+
+def other_statuses(prefix: str) -> str:
+    """The statuses with a prefix that no function returns, as macros in C."""
+    lines, number = [], 0
+    for word in OTHER_STATUSES[prefix].split():
+        if word.isdigit():
+            number = int(word)
+        else:
+            lines.append(f"#define {prefix}{word} {number}")
+            number += 1
+    return "\n".join(lines)

@@ -27,6 +27,8 @@ _TYPES: dict[str, Any] = {
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64,
+    "aclrtCallback": ctypes.c_void_p,
+    "aclrtCallbackBlockType": ctypes.c_int,
 }
 
 #: The number of values that a pointer points to, if not 1: the name of the parameter that holds it,

@@ -83,7 +83,7 @@ def _cells(row: Parameter, product: Product | None) -> tuple[str, ...]:
     ]
     return (
         row.name,
-        str(row.when),
+        str(row.when) + ", updated" * row.is_updated,
         "; ".join(dtypes),
         "; ".join(map(str, row.formats)),
         str(row.rank or ""),

@@ -1,52 +1,8 @@
 // Programs that pass where streams run at once, and fail on a device: each is a case, whose name is
 // printed to stderr before its findings. "right" orders everything.
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "races.h"
 
-#include "acl/acl.h"
-#include "aclnnop/aclnn_batch_norm_backward.h"
-
-#include "../must.h"
-
-enum { COUNT = 24, BYTES = COUNT * 4 };
-
-static aclrtStream one, two;
-static aclrtEvent event;
-static float values[2][COUNT], expected[COUNT], result[COUNT];
-static void *data[3], *workspace;
-static aclTensor *tensors[3];
-static uint64_t size;
-
-static void begin(const char *name)
-{
-    fprintf(stderr, "case: %s\n", name);
-    MUST(aclrtCreateStream(&one));
-    MUST(aclrtCreateStream(&two));
-    MUST(aclrtCreateEvent(&event));
-    const int64_t shape[] = {2, 3, 4};
-    for (int i = 0; i < 3; ++i) {
-        MUST(aclrtMalloc(&data[i], BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
-        if (i < 2)
-            MUST(aclrtMemcpy(data[i], BYTES, values[i], BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
-        tensors[i] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, data[i]);
-    }
-}
-
-// gradInput of gradOut and input, on a stream.
-static void launch(aclrtStream stream)
-{
-    const bool first[] = {true, false, false};
-    aclBoolArray *mask = aclCreateBoolArray(first, 3);
-    aclOpExecutor *executor;
-    MUST(aclnnBatchNormBackwardGetWorkspaceSize(tensors[0], tensors[1], NULL, NULL, NULL, NULL, NULL,
-                                                true, 1e-5, mask, tensors[2], NULL, NULL, &size,
-                                                &executor));
-    if (!workspace)
-        MUST(aclrtMalloc(&workspace, size, ACL_MEM_MALLOC_HUGE_FIRST));
-    MUST(aclnnBatchNormBackward(workspace, size, executor, stream));
-    MUST(aclDestroyBoolArray(mask));
-}
+static float expected[COUNT];
 
 static void end(void)
 {
@@ -55,19 +11,7 @@ static void end(void)
         MUST(aclrtMemcpy(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
     if (memcmp(result, expected, BYTES))
         printf("another result\n");
-    for (int i = 0; i < 3; ++i) {
-        if (tensors[i])
-            MUST(aclDestroyTensor(tensors[i]));
-        if (data[i])
-            MUST(aclrtFree(data[i]));
-    }
-    if (workspace)
-        MUST(aclrtFree(workspace));
-    workspace = NULL;
-    MUST(aclrtDestroyEvent(event));
-    if (one)
-        MUST(aclrtDestroyStream(one));
-    MUST(aclrtDestroyStream(two));
+    clean_up();
 }
 
 static void polled(void)
@@ -81,12 +25,7 @@ static void polled(void)
 
 int main(void)
 {
-    MUST(aclInit(NULL));
-    MUST(aclrtSetDevice(0));
-    for (int i = 0; i < COUNT; ++i) {
-        values[0][i] = (float)(i * 5 % 9) - 4;
-        values[1][i] = (float)(i * 7 % 11);
-    }
+    start();
 
     begin("right");
     MUST(aclrtMemcpyAsync(data[1], BYTES, values[1], BYTES, ACL_MEMCPY_HOST_TO_DEVICE, one));
