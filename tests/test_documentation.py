@@ -213,6 +213,15 @@ def test_the_page_of_files_is_of_today():
             assert files.sentence(path), path
 
 
+def test_features_of_pytorch_have_the_tests_that_are_named():
+    text = (ROOT / "docs" / "pytorch.md").read_text("utf-8")
+    named = re.findall(r"`(test_\w+\.py)::(\w+)`", text)
+    assert len(named) > 30
+    for file, name in named:
+        tests = (ROOT / "tests" / "pytorch" / file).read_text("utf-8")
+        assert re.search(rf"^def {name}\(", tests, re.M), f"{file}::{name}"
+
+
 def test_the_parser_sees_what_is_there():
     """A sentinel: a page's blocks, marks, links and anchors, counted by hand."""
     found = blocks("README.md")
