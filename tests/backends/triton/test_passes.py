@@ -280,6 +280,18 @@ def test_gpus_whose_float64_arithmetic_is_slow(passes, layout, kind):
             check_twice(case, passes)
 
 
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("shape", [(19, 300), (6, 40, 3)])
+def test_lines_where_float64_arithmetic_is_slow(passes, shape):
+    """Rows, and group norm's lines of channels with a few positions."""
+    case = make("group_norm", shape, num_groups=1)
+    with on_device(replace(PASSES[passes], fast_float64=False)):
+        launches = plan_of(case)._program.launches
+        assert launches[0].config.singles
+        assert launches[-1].config.parameters > 0
+        check_twice(case, passes)
+
+
 @pytest.mark.parametrize("name", ["input", "grad_out"])
 def test_special_values_where_float64_arithmetic_is_slow(name):
     for special in (np.nan, np.inf, -np.inf):
