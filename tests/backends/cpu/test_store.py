@@ -34,7 +34,7 @@ def empty(monkeypatch, tmp_path):
     """An empty cache folder, and a process that has loaded nothing."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_loaded", {})
-    monkeypatch.setattr(store, "_said", set())
+    monkeypatch.setattr(store, "_reported", set())
     return tmp_path / "cache" / cache.KERNELS
 
 

@@ -104,12 +104,12 @@ def now(team):
 def run_shared(block, step, team, threads):
     """Share a step's tasks among a team's threads."""
     not_inlined()
-    begin, told = now(team), int_buffer(TEAM_FIELDS)
+    begin, fields = now(team), int_buffer(TEAM_FIELDS)
     for field in range(B.TEAM_BLOCK):
-        put(told, field, word(team, field))
-    put(told, B.TEAM_BLOCK, block)
-    put(told, B.TEAM_STEP, step)
-    call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
+        put(fields, field, word(team, field))
+    put(fields, B.TEAM_BLOCK, block)
+    put(fields, B.TEAM_STEP, step)
+    call(get(fields, B.PARALLEL), (get(fields, B.SHARE), fields, threads, 0))
     spent = now(team) - begin
     if spent > word(block, B.PATIENCE):
         put(integers_at(team), B.ALONE_UNTIL, begin + spent * (1 + ALONE_FOR))

@@ -62,8 +62,8 @@ class Runner:
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
         places = _places(*addresses)
-        done = self._is_done(teams.ready() if self.parallel else ALONE, places)
-        if not done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
+        is_done = self._is_done(teams.ready() if self.parallel else ALONE, places)
+        if not is_done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
             raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 
     def _is_done(self, team: Team, places: bytes) -> bool:
