@@ -235,15 +235,15 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         # A task reads long runs of memory, image after image: of some images rather than channels.
         size, blocks = layout.run * read_bytes(problem), ceil_div(enough, cuts)
         runs = min(2 * policy.in_cache // size, ceil_div(channels, blocks))
-        wanted = max(1, runs, policy.part // per_channel)
+        channels_wanted = max(1, runs, policy.part // per_channel)
         # Blocks of one size, since two threads may have one each.
-        even = ceil_div(channels, ceil_div(channels, wanted))
+        even = ceil_div(channels, ceil_div(channels, channels_wanted))
         block = min(channels, rounded_up(even, unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
-        wanted = channels * sets // enough * per_channel
+        channels_wanted = channels * sets // enough * per_channel
         cache = policy.in_cache * (1 if whole.piece_rows == positions else 2)
-        most = max(policy.small, min(cache // read_bytes(problem), wanted))
+        most = max(policy.small, min(cache // read_bytes(problem), channels_wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
         if layout.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
             lines = unit * (LINE // gcd(unit * layout.run * layout.dtype.itemsize, LINE))
@@ -257,8 +257,8 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         parts = min(ceil_div(tasks, cut.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
-        wanted = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
-        return cut._replace(channel_block=max(block, wanted))
+        channels_wanted = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
+        return cut._replace(channel_block=max(block, channels_wanted))
     size = ceil_div(positions, parts)
     if _lie_in_images(layout) and not layout.columns:
         size = rounded_up(size, least)

@@ -185,7 +185,7 @@ def compiled(
 
     Raises:
         MemoryError: there is too little memory.
-        KernelError: Numba is not installed, or told to compile nothing.
+        KernelError: Numba is not installed, or its compilation is turned off.
     """
     check()
     with loading():
@@ -254,7 +254,7 @@ def addresses(units: Iterable[str]) -> dict[str, int]:
 
     Raises:
         MemoryError: there is too little memory to compile or load one.
-        KernelError: Numba is not installed, or told to compile nothing.
+        KernelError: Numba is not installed, or its compilation is turned off.
         KeyboardInterrupt: an interrupt; what is compiled by then is kept.
     """
     units = list(dict.fromkeys(units))
