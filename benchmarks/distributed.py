@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=25.0, help="of a rank, in 10⁹ bytes/s")
     options = parser.parse_args()
     rows = []
-    print("| ranks | collectives | values | sent by a rank | putting together | model |")
+    print("| ranks | collectives | values | sent by a rank | merging | model |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     for ranks in RANKS:
         found = row(ranks, options.latency, options.bandwidth)

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from triton_programs import OVER_TENSORS, arguments, program_of
+from triton_programs import OVER_TENSORS, arguments, schedule_of
 
 FILE = Path(__file__).parent / "results" / "gpu-code.csv"
 #: The compute capability that the table is of: an H100's and an H200's.
@@ -139,7 +139,7 @@ def plans() -> Iterator[tuple[str, Any]]:
     for name, shape, groups in CASES:
         for dtype in DTYPES:
             for layout in ("contiguous", "channels_last") if len(shape) > 2 else ("contiguous",):
-                made = program_of(name, **arguments(name, shape, dtype, layout, groups=groups))
+                made = schedule_of(name, **arguments(name, shape, dtype, layout, groups=groups))
                 yield f"{name} {'x'.join(map(str, shape))} {dtype} {layout}", made
 
 

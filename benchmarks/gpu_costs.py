@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from triton_programs import OVER_TENSORS, arguments, program_of
+from triton_programs import OVER_TENSORS, arguments, schedule_of
 
 from normgrad.backends.triton.config import ABSENT, OVER_LINES, OVER_SETS, slot
 from normgrad.backends.triton.launches import Launch
-from normgrad.backends.triton.program import Program
+from normgrad.backends.triton.schedule import Schedule
 from normgrad.backends.triton.tiling import ITEMSIZES
 from normgrad.problem import Role
 
@@ -81,11 +81,11 @@ class Cost:
         )
 
 
-def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Program:
+def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Schedule:
     """An operator's program, everything given and asked for."""
     look = layout.replace("-", "_")
     groups = 1 if shape in ROWS else GROUPS
-    return program_of(name, **arguments(name, shape, dtype, look, groups=groups))
+    return schedule_of(name, **arguments(name, shape, dtype, look, groups=groups))
 
 
 #: The vectors that statistics have, and those that parameters have.
@@ -128,7 +128,7 @@ def _data(launch: Launch, passes: str) -> tuple[int, int]:
     read = ITEMSIZES[config.x.code]
     if not config.forward:
         read += ITEMSIZES[config.dy.code]
-    if not config.held and passes == "two passes":
+    if not config.resident and passes == "two passes":
         read *= 2
     writes = config.writes or launch.kernel == "write"
     return read, ITEMSIZES[config.dx.code] if writes else 0
@@ -166,7 +166,7 @@ def _beside(launch: Launch) -> tuple[float, float]:
     }[launch.kernel]
 
 
-def cost(made: Program) -> Cost:
+def cost(made: Schedule) -> Cost:
     """What a program moves and launches."""
     sizes = made.launches[0].arguments.sizes
     padded = made.launches[0].config.sharing or 1
@@ -178,8 +178,8 @@ def cost(made: Program) -> Cost:
     for launch in over_tensors:
         # All parts but the last are of this length, and all tiles but the last of this width.
         part = launch.arguments.sizes
-        channels = part.step * part.each if launch.config.held else part.per_group * part.each
-        positions = part.positions if not launch.config.held else min(part.part, part.positions)
+        channels = part.step * part.each if launch.config.resident else part.per_group * part.each
+        positions = part.positions if not launch.config.resident else min(part.part, part.positions)
         least.append(positions * channels * _data(launch, made.passes)[0])
     return Cost(
         data // ITEMSIZES[made.launches[0].config.dx.code],

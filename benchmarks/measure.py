@@ -90,7 +90,7 @@ def run_suite(
         ),
     ] = False,
 ) -> None:
-    """Measure operators, layers and training steps against PyTorch's and the memory's own speed.
+    """Measure operators, layers and training steps against PyTorch's and the memory bandwidth.
 
     Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
     of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all

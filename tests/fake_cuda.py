@@ -169,7 +169,7 @@ def described(program: Any, addresses: Sequence[int]) -> list[dict[str, Any]]:
     """The launches of a program as the driver's tables describe them, for these addresses."""
     import numpy as np
 
-    from normgrad.backends.triton import driver, runtime
+    from normgrad.backends.triton import cuda_driver, runtime
 
     runner = runtime.Runner(program, 0)
     runner.run(addresses)
@@ -177,14 +177,14 @@ def described(program: Any, addresses: Sequence[int]) -> list[dict[str, Any]]:
     (ready,) = runner._ready.values()
     found = []
     for row in ready.steps:
-        config = row[: driver.CONFIG_STREAM].view(np.uint32).tolist()
-        constants = row[driver.CONSTANTS :][: row[driver.CONSTANT_COUNT]].tolist()
+        config = row[: cuda_driver.CONFIG_STREAM].view(np.uint32).tolist()
+        constants = row[cuda_driver.CONSTANTS :][: row[cuda_driver.CONSTANT_COUNT]].tolist()
         found.append(
             {
                 "grid": tuple(config[:3]),
                 "block": tuple(config[3:6]),
                 "shared": config[6],
-                "kernel": int(row[driver.KERNEL]),
+                "kernel": int(row[cuda_driver.KERNEL]),
                 "values": [*addresses[:OTHERS], *constants],
             }
         )

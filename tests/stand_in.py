@@ -35,7 +35,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Program:
+class Schedule:
     cpu: Any
     device: Device
 
@@ -74,7 +74,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     seen = Seen()
 
     class Runner:
-        def __init__(self, program: Program, index: int | None) -> None:
+        def __init__(self, program: Schedule, index: int | None) -> None:
             assert program.device == Device(index)
             self._cpu = cpu_runtime.Runner(program.cpu)
             self._index = index
@@ -91,14 +91,14 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
         seen.checked.append((where, device))
         return seen.settles
 
-    names = ("", "device", "program", "runtime", "selfcheck")
+    names = ("", "device", "schedule", "runtime", "selfcheck")
     modules = {name: ModuleType(name) for name in names}
     modules["device"].__dict__.update(
         Device=Device, of=Device, INTERPRETED=Device(None), unusable=lambda index=None: reason
     )
-    modules["program"].__dict__.update(
+    modules["schedule"].__dict__.update(
         ALIGNMENT=ALIGNMENT,
-        build=lambda problem, device: Program(cpu.build(problem, Machine()), device),
+        build=lambda problem, device: Schedule(cpu.build(problem, Machine()), device),
     )
     modules["runtime"].__dict__.update(Runner=Runner)
     modules["selfcheck"].__dict__.update(settled=settled)

@@ -388,8 +388,8 @@ def test_rows_of_columns(shape, layout, row):
     spec = TensorSpec(shape, "float32", strides)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("columns")
-    run, repeat = plan._program.template()[[block.RUN, block.REPEAT]]
-    chunk = max(step.cut.piece_channels for step in plan._program.steps)
+    run, repeat = plan._schedule.template()[[block.RUN, block.REPEAT]]
+    chunk = max(step.cut.piece_channels for step in plan._schedule.steps)
     assert (run, repeat, chunk) == row
     assert run * repeat * chunk <= 2048
 
@@ -406,14 +406,14 @@ def test_rows_of_columns(shape, layout, row):
 def test_rows_at_once(shape, dtype, rows):
     spec = TensorSpec(shape, dtype)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=False)
-    (found,) = {step.cut.piece_rows for step in plan._program.steps if step.sums}
+    (found,) = {step.cut.piece_rows for step in plan._schedule.steps if step.sums}
     assert found == rows
 
 
 def test_rows_that_compete_for_the_cache_are_normalised_image_by_image():
     def rows_at_once(shape, dtype):
         plan = ng.plan("batch_norm", input=TensorSpec(shape, dtype), training=True)
-        (step,) = plan._program.steps
+        (step,) = plan._schedule.steps
         return step.cut.piece_rows
 
     assert rows_at_once((16, 384, 28, 28), "float32") == 2
@@ -425,7 +425,7 @@ def test_rows_of_whole_lines_without_sums_are_written_in_the_order_of_memory():
     def rows_at_once(shape, operator, **tensors):
         spec = TensorSpec(shape, "float32")
         plan = ng.plan(operator, **dict.fromkeys(tensors, spec), training=False)
-        return {step.cut.piece_rows for step in plan._program.steps if step.write}
+        return {step.cut.piece_rows for step in plan._schedule.steps if step.write}
 
     assert rows_at_once((8, 64, 16, 16), "batch_norm", input=1) == {1}
     assert rows_at_once((64, 63, 17, 17), "batch_norm", input=1) == {4}
@@ -485,7 +485,7 @@ def test_rows_of_an_image_or_parts_of_one(shape, strides, run):
     spec = TensorSpec(shape, "float32", strides)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("rows")
-    assert plan._program.template()[block.RUN] == run
+    assert plan._schedule.template()[block.RUN] == run
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_group_norm_s_columns_are_taken_at_once(shape, groups):
     case = make("group_norm", shape, layout="channels_last", num_groups=groups)
     plan = plan_of(case)
     assert plan.path == "columns prepare+sums+coefficients+parameters+apply outputs"
-    assert plan._program.steps[0].cut.channel_block == shape[1]
+    assert plan._schedule.steps[0].cut.channel_block == shape[1]
     run(case)
     # Not where it takes more than a core's cache, nor where there is one sample.
     for large in ((4, 64, 200, 200), (1, 256, 32, 32)):
@@ -525,7 +525,7 @@ def test_banks_are_of_all_steps_that_read_the_tensors():
     layouts, dtypes = ("contiguous", "channels_last"), ("float32", "bfloat16", "float64")
     for kind, shape, layout, dtype in itertools.product(kinds, shapes, layouts, dtypes):
         case = make(kind, shape, layout=layout, dtype=dtype, num_groups=2)
-        program = plan_of(case)._program
+        program = plan_of(case)._schedule
         if program.cut is None or program.cut.parts > 1:
             continue
         reading = [step for step in program.steps if step.sums or step.write or step.along]

@@ -56,7 +56,7 @@ def known(monkeypatch):
     inner = plans.Plan.run_checked
 
     def watched(plan, call, *arguments):
-        said.append(isinstance(call, frameworks.Seen))
+        said.append(isinstance(call, frameworks.Snapshot))
         return inner(plan, call, *arguments)
 
     monkeypatch.setattr(plans.Plan, "run_checked", watched)

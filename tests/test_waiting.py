@@ -30,7 +30,7 @@ def test_brief_work_stays_on_the_calling_thread(shape, layout, dtype, several):
     """About 100 µs on one thread, in any dtype and layout."""
     tensors = make("train", shape, layout=layout, dtype=dtype).tensors
     plan = ng.plan("batch_norm_backward", **tensors, training=True)
-    steps = [step.fields() for step in plan._program.steps]
+    steps = [step.fields() for step in plan._schedule.steps]
     assert any(step[block.THREADS] for step in steps) is several
     assert max(step[block.TASKS] for step in steps) > 1  # tasks, and so the bits, are as before
 

@@ -1,4 +1,4 @@
-"""Make programs for any device without having it, for the tests of plans and compilation."""
+"""Make schedules for any device without having it, for the tests of plans and compilation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import FLOATS, HALVES, Case, lay_out
 import normgrad as ng
 from normgrad import TensorSpec
 from normgrad.backends import choice
-from normgrad.backends.triton import program
+from normgrad.backends.triton import schedule
 from normgrad.backends.triton.device import Device
 from normgrad.problem import Problem
 
@@ -123,15 +123,15 @@ def forward_case(kind: str, shape: tuple[int, ...], dtype: str, layout: str) -> 
 class Planned:
     """A backend that plans for a device, and runs nothing."""
 
-    alignment = program.ALIGNMENT
+    alignment = schedule.ALIGNMENT
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def build(self, problem: Problem) -> program.Program:
-        return program.build(problem, self._device)
+    def build(self, problem: Problem) -> schedule.Schedule:
+        return schedule.build(problem, self._device)
 
-    def computes(self, made: program.Program) -> bool:
+    def computes(self, made: schedule.Schedule) -> bool:
         return bool(made.launches)
 
 
@@ -141,13 +141,13 @@ def plan_of(name: str, device: Device = H200, **planned: Any) -> Any:
         return ng.plan(CASES.get(name, name), **planned)
 
 
-def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:
-    """The program of such a plan."""
-    made: program.Program = plan_of(name, device, **planned)._program
+def schedule_of(name: str, device: Device = H200, **planned: Any) -> schedule.Schedule:
+    """The schedule of such a plan."""
+    made: schedule.Schedule = plan_of(name, device, **planned)._schedule
     return made
 
 
-def programs(device: Device, dtype: str) -> Iterator[tuple[str, program.Program]]:
+def schedules(device: Device, dtype: str) -> Iterator[tuple[str, schedule.Schedule]]:
     """Programs of every kind, for a dtype.
 
     There are fewer shapes for float64, whose kernels take longest to compile.
@@ -160,12 +160,12 @@ def programs(device: Device, dtype: str) -> Iterator[tuple[str, program.Program]
             groups = 2 if shape[1] % 4 else 8
             for name in CASES:
                 planned = arguments(name, shape, dtype, layout, groups=groups)
-                yield f"{name} {size} {layout}", program_of(name, device, **planned)
+                yield f"{name} {size} {layout}", schedule_of(name, device, **planned)
     for shape, groups in (((4096, 768), 1), ((512, 192, 3), 8), ((64, 50264), 1)):
         for name in ("group_norm_backward", "group_norm"):
-            made = program_of(name, device, **arguments(name, shape, dtype, groups=groups))
+            made = schedule_of(name, device, **arguments(name, shape, dtype, groups=groups))
             yield f"{name} {shape}", made
     for layout, x_layout in (("contiguous", "channels_last"), ("sliced", "sliced")):
         for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_backward_elemt"):
             planned = arguments(name, (32, 64, 28, 28), dtype, layout, x_layout, groups=8)
-            yield f"{name} {layout} {x_layout}", program_of(name, device, **planned)
+            yield f"{name} {layout} {x_layout}", schedule_of(name, device, **planned)

@@ -81,7 +81,7 @@ def _legend(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
     for layout, marker in _MARKERS.items():
         if layout in layouts:
             entry(layout.value, marker=marker, color="0.3", markerfacecolor="none")
-    entry("the memory's own time", color="0.2", linewidth=0.9, linestyle="solid")
+    entry("the bandwidth-bound (triad) time", color="0.2", linewidth=0.9, linestyle="solid")
     entry("L2: three tensors, or two", color="0.2", linewidth=0.9, linestyle=":")
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
 
@@ -110,7 +110,7 @@ def draw(results: Results) -> dict[str, bytes]:
             _panel(axes, part, mine, results.cache)
             axes.set_title(f"{part.value}, {spelled_threads(count)}", fontsize=10)
             axes.set_xlabel("bytes of one tensor (cases of one size stand side by side)")
-        line[0].set_ylabel("time / memory's own time")
+        line[0].set_ylabel("time / triad time")
     versions = "normgrad {normgrad} and PyTorch {torch}".format_map(results.facts)
     figure.suptitle(f"{versions} on {results.device}", fontsize=11)
     _legend(figure, panels[0, 0], rows)

@@ -208,7 +208,7 @@ def page(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
         # Split only after each reason's cases in brackets, as an error's text may have semicolons.
         sections.append("\n- ".join(["Not measured:\n", *re.split(r"(?<=\)); ", reasons)]))
     if (drawn := path.with_suffix(".svg")).exists():
-        sections.append(f"![Times over the memory's own time]({_link(drawn, folder)})")
+        sections.append(f"![Times over the bandwidth-bound (triad) time]({_link(drawn, folder)})")
     parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
     for part, figures in _MEANS.items():
         if parts[part]:
@@ -255,7 +255,7 @@ _MEANS = {
 }
 #: The tables that show every case.
 _EVERY = {
-    Part.CALLS: "Calls that have next to nothing to compute",
+    Part.CALLS: "Call overhead: tiny tensors",
     Part.ROWS: "Layer norm and RMS norm, case by case",
     Part.LAYERS: "Layers, forward and backward",
     Part.STEPS: "Training steps, stock models and converted ones",

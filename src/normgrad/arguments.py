@@ -61,7 +61,7 @@ class Arguments:
         operator: Operator,
         outputs: Sequence[Output],
         tensors: tuple[Any, ...],
-        given: Sequence[Any],
+        out: Sequence[Any],
     ) -> None:
         """Check and open every tensor.
 
@@ -71,10 +71,10 @@ class Arguments:
             ValueError: a tensor on another device than the first, or on one that cannot be used; a
                 tensor that memory cannot hold.
         """
-        self.values = (*tensors, *given)
+        self.values = (*tensors, *out)
         inputs = operator.names
-        out = (operator.out_name(index, output) for index, output in enumerate(outputs))
-        names = (*inputs, *out)
+        titles = (operator.out_name(index, output) for index, output in enumerate(outputs))
+        names = (*inputs, *titles)
         # The first tensor that is present decides the framework. A missing required tensor is
         # reported when the specs are checked.
         present = zip(inputs, self.values, strict=False)

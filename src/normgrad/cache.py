@@ -1,4 +1,4 @@
-"""The user's cache folder, with compiled kernels and what else normgrad makes once per machine.
+"""The user's cache folder, with compiled kernels and everything else made once per machine.
 
 What is read from it runs as machine code, or decides what runs. So a file is read only if it and
 its folder belong to this user and nobody else can write to them, and what is written is private.
@@ -36,9 +36,9 @@ def folder() -> Path:
     setting = os.environ.get(VARIABLE)
     if setting is None:
         with suppress(RuntimeError):
-            found = Path(platformdirs.user_cache_dir("normgrad", appauthor=False))
-            if found.is_absolute():
-                return found
+            path = Path(platformdirs.user_cache_dir("normgrad", appauthor=False))
+            if path.is_absolute():
+                return path
         raise FileNotFoundError("this user has no home")
     if not os.path.isabs(setting):  # noqa: PTH117 - the empty path is the current folder
         raise SettingError(f"{VARIABLE}: {setting!r}; allowed: the absolute path of a folder")
@@ -93,8 +93,8 @@ def kernels() -> list[Path]:
     Raises:
         SettingError, OSError: as :func:`folder`.
     """
-    named = (folder() / KERNELS).glob("*")
-    return [path for path in named if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
+    folders = (folder() / KERNELS).glob("*")
+    return [path for path in folders if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
 
 
 def _files() -> Iterator[Path]:

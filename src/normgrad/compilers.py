@@ -27,12 +27,12 @@ def find(language: str) -> list[str]:
         BuildError: there is no such compiler.
     """
     variable, names = _COMPILERS[language]
-    chosen = shlex.split(os.environ.get(variable, ""))
-    if chosen:
-        if shutil.which(chosen[0]) is None:
-            given = f"{variable}: {chosen[0]!r} is not there"
-            raise BuildError(f"{given}; allowed: a {language} compiler")
-        return chosen
+    command = shlex.split(os.environ.get(variable, ""))
+    if command:
+        if shutil.which(command[0]) is None:
+            reason = f"{variable}: {command[0]!r} is not there"
+            raise BuildError(f"{reason}; allowed: a {language} compiler")
+        return command
     for name in names:
         if shutil.which(name) is not None:
             return [name]
@@ -48,8 +48,8 @@ def compiled(command: Sequence[str], folder: Path, target: str) -> None:
     Raises:
         BuildError: the compiler fails; the text has its first error.
     """
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        lines = (process.stderr or process.stdout).strip().splitlines() or ["no message"]
         reason = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{command[0]} does not compile {target}: {reason}")

@@ -143,14 +143,16 @@ class Operator:
 
     def __post_init__(self) -> None:
         """Refuse names that the declaration does not know."""
-        for what, names, known in (
+        for subject, names, known in (
             ("options", self.options, OPTIONS),
             *((each.name, each.dtype_from, self.names) for each in self.all_outputs),
         ):
             unknown = [name for name in names if name not in known]
             if unknown:
                 allowed = ", ".join(known)
-                raise ValueError(f"{self.name}: {what}: {', '.join(unknown)}; allowed: {allowed}")
+                raise ValueError(
+                    f"{self.name}: {subject}: {', '.join(unknown)}; allowed: {allowed}"
+                )
 
     @property
     def is_gradient(self) -> bool:
@@ -180,25 +182,25 @@ class Operator:
         )
         return replace(self, parameters=parameters)
 
-    def read_options(self, *values: Any, **named: Any) -> Options:
+    def read_options(self, *values: Any, **keywords: Any) -> Options:
         """Check the arguments that are not tensors, given by position or by name.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
         """
-        found: dict[str, Any] = {}
-        for name, value in {**dict(zip(self.options, values, strict=False)), **named}.items():
+        options: dict[str, Any] = {}
+        for name, value in {**dict(zip(self.options, values, strict=False)), **keywords}.items():
             read = OPTIONS[name]
             if read is mask:
                 masked = [output.name for output in self.all_outputs if output.mask is not None]
-                found["mask"] = mask(name, value, masked)
+                options["mask"] = mask(name, value, masked)
             elif name == "eps" and value is None and self.has_own_eps:
-                found[name] = None
+                options[name] = None
             elif name in Options._fields:
-                found[name] = read(name, value)
+                options[name] = read(name, value)
             else:
-                found["mask"] = (*found.get("mask", ()), read(name, value))
-        return Options(**found)
+                options["mask"] = (*options.get("mask", ()), read(name, value))
+        return Options(**options)
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
     def outputs(self, options: Options) -> tuple[Output, ...]:
@@ -300,11 +302,11 @@ def check(
     operator: Operator,
     options: Options,
     specs: Mapping[str, TensorSpec | None],
-    given: Mapping[str, TensorSpec | None],
+    out_specs: Mapping[str, TensorSpec | None],
 ) -> dict[str, TensorSpec]:
     """Check all specs of a call, and return the specs of the wanted outputs.
 
-    A wanted output that is not ``given`` gets a dense spec in the input's layout.
+    A wanted output without one in ``out_specs`` gets a dense spec in the input's layout.
 
     Raises:
         TypeError: a missing argument, or a dtype.
@@ -340,7 +342,7 @@ def check(
         if not output.wanted or dtype is None:
             continue
         shape = shapes[output.kind]
-        spec = given.get(output.name)
+        spec = out_specs.get(output.name)
         if spec is None:
             if output.is_wide:
                 dtype = dtypes.arithmetic(dtype)

@@ -1,4 +1,4 @@
-"""The description of a backend's program for code that runs it without Python."""
+"""The description of a backend's schedule for code that runs it without Python."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 
 class Described(NamedTuple):
-    """A program that a CPU's driver runs, or the launches of a GPU's kernels.
+    """A schedule that a CPU's driver runs, or the launches of a GPU's kernels.
 
     Attributes:
         block: the driver's block without the addresses of tensors; empty for launches.
         steps: the driver's steps, or the launches.
-        driver, parallel: the driver's address, and whether the program wants a team of threads.
+        driver, parallel: the driver's address, and whether the schedule wants a team of threads.
         launch: the address of CUDA's function for launches.
         aligned: the lowest bits of the addresses of dy, x and dx that the launches are for.
     """

@@ -53,12 +53,12 @@ def check(name: str, device: str) -> None:
     _check_cuda(name, f"on device {device}", index_of(device))
 
 
-def _check_cuda(name: str, what: str, index: int | None) -> None:
+def _check_cuda(name: str, description: str, index: int | None) -> None:
     reason = unusable(index)
     if reason is not None:
         others = "" if unusable() else ", or another GPU"
         raise ValueError(
-            f"{name}: {what}, which cannot be used here: {reason}; allowed: cpu{others}"
+            f"{name}: {description}, which cannot be used here: {reason}; allowed: cpu{others}"
         )
 
 
@@ -81,17 +81,17 @@ def named(device: Any) -> str:
             f"device: a {type(device).__name__}; allowed: None, a name such as cpu or cuda:0, or a "
             "torch.device"
         )
-    shown = str(device)
-    kind, colon, number = shown.partition(":")
+    name = str(device)
+    kind, colon, number = name.partition(":")
     if kind == CPU and (not colon or number == "0"):
         return CPU
     if kind != "cuda" or (colon and not (number.isascii() and number.isdecimal())):
-        raise ValueError(f"device: {shown!r}; {_ALL}")
-    _check_cuda("device", repr(shown), int(number) if colon else None)
+        raise ValueError(f"device: {name!r}; {_ALL}")
+    _check_cuda("device", repr(name), int(number) if colon else None)
     if colon:
         return f"{_CUDA}{int(number)}"
     from torch import cuda  # GPUs are used only with PyTorch
 
     index: int = cuda.current_device()
-    _check_cuda("device", repr(shown), index)
+    _check_cuda("device", repr(name), index)
     return f"{_CUDA}{index}"

@@ -69,15 +69,15 @@ def parse(dtype: Any) -> DType:
     if isinstance(dtype, DType):
         return dtype
     name = dtype if isinstance(dtype, str) else shown(dtype).removeprefix("torch.")
-    found = BY_NAME.get(name)
-    if found is None and dtype is not None:  # NumPy would interpret None as float64
+    match = BY_NAME.get(name)
+    if match is None and dtype is not None:  # NumPy would interpret None as float64
         try:
-            found = from_numpy(np.dtype(dtype))
+            match = from_numpy(np.dtype(dtype))
         except Exception:  # an object that is not a dtype may raise any type of exception
-            found = None
-    if found is None:
+            match = None
+    if match is None:
         raise TypeError(f"dtype: {shown(dtype)} is not supported; allowed: {', '.join(BY_NAME)}")
-    return found
+    return match
 
 
 def unsupported(name: str, dtype: object, allowed: Sequence[DType]) -> TypeError:

@@ -21,7 +21,7 @@ from .dtypes import DType
 from .tensor import KINDS, Opened, TensorSpec
 
 
-class Seen(NamedTuple):
+class Snapshot(NamedTuple):
     """The tensors of a call that needs no more checks than those of its memory.
 
     It takes the place of :class:`.Arguments` in a call with the signature of an earlier one.
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
         signature: the shapes, strides, dtypes and devices.
         rooms: the bytes of each tensor's storage from its first element on, where a storage may be
             smaller than its tensor.
-        kept: what keeps the memory alive even if other code replaces that of a tensor.
+        owners: what keeps the memory alive even if other code replaces that of a tensor.
         opened: nothing, since no tensor was opened.
     """
 
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
     addresses: list[int]
     signature: tuple[Any, ...]
     rooms: Sequence[int] = ()
-    kept: Sequence[Any] = ()
+    owners: Sequence[Any] = ()
     opened: None = None
 
     @property
@@ -91,7 +91,7 @@ class Framework(ABC):
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
-    def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:
+    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
         """What can be seen of plain tensors at a glance; None if there is another among them.
 
         ``outputs`` is the index of the first tensor that is to be written.
@@ -200,7 +200,7 @@ class NumPy(Framework):
             return np.empty_like
         return super().maker(spec, device, alike)
 
-    def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:
+    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
         signature: list[Any] = []
         addresses: list[int] = []
         for index, value in enumerate(values):
@@ -219,7 +219,7 @@ class NumPy(Framework):
                 return None
             signature += value.shape, value.strides, value.dtype
             addresses.append(address)
-        return Seen(self, values, addresses, tuple(signature))
+        return Snapshot(self, values, addresses, tuple(signature))
 
 
 class Torch(Framework):
@@ -241,8 +241,8 @@ class Torch(Framework):
         COUNTED.update(self._plain)
 
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
-        plain = self._torch.Tensor.__torch_dispatch__
-        if type(value).__torch_dispatch__ is not plain:
+        dispatch = self._torch.Tensor.__torch_dispatch__
+        if type(value).__torch_dispatch__ is not dispatch:
             # Fake, distributed and other wrapping tensors have no memory of their own.
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own; allowed: {KINDS}"
@@ -255,15 +255,15 @@ class Torch(Framework):
             reason = self.lacking(value)
             if reason is not None:
                 raise ValueError(f"{name}: {reason}")
-        given, original, size = value, None, value.itemsize
+        tensor, original, size = value, None, value.itemsize
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
             with memory.allocating(name, value.nbytes):
                 value = value.resolve_neg()
         try:
-            if value is not given:
-                original = layout.Region(given.data_ptr(), given.shape, given.stride(), size)
+            if value is not tensor:
+                original = layout.Region(tensor.data_ptr(), tensor.shape, tensor.stride(), size)
             address = value.data_ptr()
         except RuntimeError as error:
             address = str(error)
@@ -315,16 +315,16 @@ class Torch(Framework):
     def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
         # PyTorch reads a tensor 1 µs faster than a shape, strides, a dtype and a device.
         if alike and device == devices.CPU and spec.nbytes < pages.HUGE and not _has_gaps(spec):
-            empty_like, plain = self._torch.empty_like, self._torch.Tensor
+            empty_like, tensor_type = self._torch.empty_like, self._torch.Tensor
 
             def make(like: Any) -> Any:
                 new = empty_like(like)
-                return new if type(new) is plain else self._plainly(new)
+                return new if type(new) is tensor_type else self._plainly(new)
 
             return make
         return super().maker(spec, device, alike)
 
-    def seen(self, values: tuple[Any, ...], outputs: int) -> Seen | None:
+    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
         signature: list[Any] = []
         addresses: list[int] = []
         rooms: list[int] = []
@@ -348,7 +348,7 @@ class Torch(Framework):
                 storages.append(storage)
         except RuntimeError:  # a batched, sparse or nested tensor lacks some of it
             return None
-        return Seen(self, values, addresses, tuple(signature), rooms, storages)
+        return Snapshot(self, values, addresses, tuple(signature), rooms, storages)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         options = {"dtype": self._to_torch[spec.dtype], "device": getattr(like, "device", device)}
@@ -455,14 +455,14 @@ def of(name: str, value: Any) -> Framework:
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
 
 
-def seen(values: tuple[Any, ...], outputs: int) -> Seen | None:
-    """As :meth:`Framework.seen`, of the framework of the first tensor."""
+def snapshot(values: tuple[Any, ...], outputs: int) -> Snapshot | None:
+    """As :meth:`Framework.snapshot`, of the framework of the first tensor."""
     first = values[0]
     if type(first) is np.ndarray:
-        return NUMPY.seen(values, outputs)
+        return NUMPY.snapshot(values, outputs)
     if not COUNTED and isinstance(first, getattr(sys.modules.get("torch"), "Tensor", ())):
         of_torch()  # the types are known from then on
-    return of_torch().seen(values, outputs) if type(first) in COUNTED else None
+    return of_torch().snapshot(values, outputs) if type(first) in COUNTED else None
 
 
 @cache

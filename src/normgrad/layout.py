@@ -36,17 +36,17 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """
     if 0 in shape:
         return tuple(strides)
-    told = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
-    told.sort(key=lambda axis: -abs(strides[axis]))
+    placed = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
+    placed.sort(key=lambda axis: -abs(strides[axis]))
     step = 1
-    for axis in reversed(told):
+    for axis in reversed(placed):
         if strides[axis] != step:
             break
         step *= shape[axis]
     else:
         if step == prod(shape):
             return tuple(strides)
-    order = told
+    order = placed
     for axis in reversed(range(len(shape))):
         if axis not in order:
             order.insert(order.index(axis + 1) if axis + 1 < len(shape) else len(order), axis)
@@ -193,12 +193,12 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     and the innermost axis is the one with the smallest strides. The order of the elements may
     change, so this is correct only if they are summed or processed independently.
     """
-    kept = [axis for axis in axes if axis.size != 1]
-    if len(kept) < 2:
-        return kept
-    kept.sort(key=lambda axis: [*map(abs, axis.strides)], reverse=True)
-    merged = kept[:1]
-    for axis in kept[1:]:
+    longer = [axis for axis in axes if axis.size != 1]
+    if len(longer) < 2:
+        return longer
+    longer.sort(key=lambda axis: [*map(abs, axis.strides)], reverse=True)
+    merged = longer[:1]
+    for axis in longer[1:]:
         outer = merged[-1]
         if outer.strides == tuple([axis.size * step for step in axis.strides]):
             merged[-1] = Axis(outer.size * axis.size, axis.strides)

@@ -1,4 +1,4 @@
-"""What normgrad tells its user without being asked, by the logger ``normgrad``."""
+"""The notices that normgrad logs of its own accord, by the logger ``normgrad``."""
 
 from __future__ import annotations
 

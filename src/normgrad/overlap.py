@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from . import layout, pages
 from .arguments import Arguments
-from .frameworks import Seen
+from .frameworks import Snapshot
 from .tensor import TensorSpec
 
 
@@ -72,7 +72,7 @@ Places = Sequence[Place | None]
 
 
 def check(
-    call: Arguments | Seen,
+    call: Arguments | Snapshot,
     inputs: Places,
     outputs: Places,
     workspace: tuple[layout.Region, Any] | None,
@@ -89,7 +89,7 @@ def check(
     probes_inputs = not (call.framework.trusted or on_gpu)
     tensors, addresses = call.tensors, call.addresses
     # The first byte of each tensor, one past its last, its place and its address.
-    taken: list[tuple[int, int, Place, int]] = []
+    occupied: list[tuple[int, int, Place, int]] = []
     for place, value, address in zip(inputs, tensors, addresses, strict=False):
         if place is None or value is None:
             continue
@@ -100,7 +100,7 @@ def check(
             reason = pages.unreadable(low, high)
             if reason is not None:
                 raise ValueError(f"{place.name}: {reason}")
-        taken.append((low, high, place, address))
+        occupied.append((low, high, place, address))
     opened = call.opened or ()
     unwritable = _newly_unwritable if call.opened is None else _unwritable
     # The original memory of inputs that were copied to be read: writing to it would change them.
@@ -130,19 +130,19 @@ def check(
             reason = unwritable(value, low, high)
         if reason is not None:
             raise ValueError(f"{place.name}: {reason}")
-        for first, end, other, elsewhere in taken:
+        for first, end, other, elsewhere in occupied:
             if first < high and low < end and place.overlaps(address, other, elsewhere):
                 raise _shares(place.name, other.name, place.in_place)
         if copied:
             check_copied(place.name, place.spec.region(address))
-        taken.append((low, high, place, address))
+        occupied.append((low, high, place, address))
     if workspace is not None:
         region, owner = workspace
         low, high = region.address, region.address + region.shape[0]
         reason = None if on_gpu else unwritable(owner, low, high)
         if reason is not None:
             raise ValueError(f"workspace: {reason}")
-        for first, end, other, elsewhere in taken:
+        for first, end, other, elsewhere in occupied:
             is_near = first < high and low < end
             if is_near and layout.overlap(region, other.spec.region(elsewhere)):
                 raise _shares("workspace", other.name)

@@ -103,9 +103,9 @@ def fault(first: int, end: int, writing: bool, every_page: bool = True) -> int |
         with suppress(OSError):  # an older Linux
             # Also before every page is made present: a range that ends in no memory may be as large
             # as the machine's memory until there.
-            found = _fault_by_mapping(first, end, writing)
-            if found is not None or not every_page:
-                return found
+            address = _fault_by_mapping(first, end, writing)
+            if address is not None or not every_page:
+                return address
     return _fault_by_page(first, end, writing)
 
 
@@ -115,12 +115,12 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
     Private memory without a file is usable if it is mapped. A file's pages are checked one by one,
     since the file may be shorter than its mapping.
     """
-    wanted = _WRITABLE if writing else _READABLE
+    access = _WRITABLE if writing else _READABLE
     maps = os.open(_MAPS, os.O_RDONLY)
     try:
         while first < end:
             query = bytearray(_QUERY.size)
-            _QUERY.pack_into(query, 0, _QUERY.size, wanted, first, *[0] * 12)
+            _QUERY.pack_into(query, 0, _QUERY.size, access, first, *[0] * 12)
             try:
                 fcntl.ioctl(maps, _PROCMAP_QUERY, query)
             except FileNotFoundError:  # there is no mapping, or it does not allow the access
@@ -128,9 +128,9 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
             _, _, _, _, high, flags, _, _, inode, *_ = _QUERY.unpack(query)
             high = min(high, end)
             if inode or flags & _SHARED:
-                found = _fault_by_page(first, high, writing)
-                if found is not None:
-                    return found
+                address = _fault_by_page(first, high, writing)
+                if address is not None:
+                    return address
             first = high
     finally:
         os.close(maps)
@@ -160,8 +160,8 @@ def _populate(first: int, end: int, writing: bool) -> int:
     library = _library()
     start = first // mmap.PAGESIZE * mmap.PAGESIZE
     advice = POPULATE_WRITE if writing else POPULATE_READ
-    done = library is None or library.madvise(start, end - start, advice) == 0
-    return 0 if done else ctypes.get_errno()
+    is_present = library is None or library.madvise(start, end - start, advice) == 0
+    return 0 if is_present else ctypes.get_errno()
 
 
 def _usable_mappings(first: int, end: int, writing: bool) -> Iterator[int]:
@@ -170,7 +170,7 @@ def _usable_mappings(first: int, end: int, writing: bool) -> Iterator[int]:
     The kernel's own variables, beside the functions that it maps, do not count: some of their pages
     fault although their mapping can be read.
     """
-    wanted = b"w" if writing else b"r"
+    permission = b"w" if writing else b"r"
     try:
         maps = Path(_MAPS).read_bytes()
     except OSError:
@@ -181,7 +181,7 @@ def _usable_mappings(first: int, end: int, writing: bool) -> Iterator[int]:
         low, high = (int(word, 16) for word in span.split(b"-"))
         if high <= first:
             continue
-        if low > first or wanted not in allowed or b"[vvar" in line:
+        if low > first or permission not in allowed or b"[vvar" in line:
             return
         first = min(high, end)
         yield first

@@ -18,7 +18,7 @@ from . import contract, devices, frameworks, layout, memory, views
 from .arguments import Arguments, out_entries, out_tuple
 from .backends import choice
 from .contract import Operator, Specs
-from .frameworks import Framework, Seen
+from .frameworks import Framework, Snapshot
 from .options import Options
 from .overlap import Place, check, used
 from .problem import OTHERS, PLACES, WORKSPACE, Role
@@ -88,10 +88,10 @@ class Plan:
         self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
         self._backend = backend = choice.of(device)
         problem = views.problem(operator, options, present, outputs, read_next)
-        program: Any = backend.build(problem)
-        self._program = program
-        self._computes = backend.computes(program)
-        self.workspace_size = self._program.workspace_size
+        schedule: Any = backend.build(problem)
+        self._schedule = schedule
+        self._computes = backend.computes(schedule)
+        self.workspace_size = self._schedule.workspace_size
         self.runner: Any = None
         #: Workspaces that no run has at the moment, and whether they are kept: to make one takes a
         #: tenth of a small call.
@@ -146,7 +146,7 @@ class Plan:
     @property
     def path(self) -> str:
         """A description of the steps: the kernels and the arithmetic of each."""
-        return self._program.path  # type: ignore[no-any-return]
+        return self._schedule.path  # type: ignore[no-any-return]
 
     @property
     def out_is_tensor(self) -> bool:
@@ -179,16 +179,16 @@ class Plan:
         """
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
-        given = out_tuple(self._operator, out)
-        seen = _seen(tensors, given)
-        if seen is not None and seen.signature in self._known and self._holds(seen):
-            return self.run_checked(seen, workspace)
-        given = out_entries(self._wanted, given)
-        arguments = Arguments(self._operator, self._wanted, tensors, given)
+        outputs = out_tuple(self._operator, out)
+        snapshot = _snapshot(tensors, outputs)
+        if snapshot is not None and snapshot.signature in self._known and self._holds(snapshot):
+            return self.run_checked(snapshot, workspace)
+        outputs = out_entries(self._wanted, outputs)
+        arguments = Arguments(self._operator, self._wanted, tensors, outputs)
         self._compare(arguments)
         result = self.run_checked(arguments, workspace)
-        if seen is not None and arguments.is_plain:
-            keep(self._known, seen.signature, None)
+        if snapshot is not None and arguments.is_plain:
+            keep(self._known, snapshot.signature, None)
         return result
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -256,11 +256,11 @@ class Plan:
             order[Role.GRAD_OUT] = order[Role.INPUT]
         return itemgetter(*order)
 
-    def _holds(self, seen: Seen) -> bool:
+    def _holds(self, snapshot: Snapshot) -> bool:
         """Whether no storage is too small for its tensor, of the plan's specs."""
-        return not any(map(gt, self._ends, seen.rooms))
+        return not any(map(gt, self._ends, snapshot.rooms))
 
-    def run_checked(self, call: Arguments | Seen, workspace: Any, counts: bool = True) -> Any:
+    def run_checked(self, call: Arguments | Snapshot, workspace: Any, counts: bool = True) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory.
 
         ``counts`` is whether writes to the caller's results are counted for autograd.
@@ -271,7 +271,7 @@ class Plan:
         for index in self._absent:
             results[index] = None
         is_given = [value is not None for value in results]
-        kept = start, _, region = self._scratch(workspace)
+        scratch_memory = start, _, region = self._scratch(workspace)
         if True in is_given or region or call.opened or self._on_gpu:
             check(call, self.inputs, self.outputs, region, self._on_gpu)
 
@@ -286,7 +286,7 @@ class Plan:
                 addresses[first + index] = frameworks.address_of(new)
         self._compute(addresses)
         if self._keeps and region is None:
-            self._spare.append(kept)
+            self._spare.append(scratch_memory)
 
         if counts and True in is_given:
             frameworks.written(compress(call.tensors[first:], is_given))
@@ -313,8 +313,8 @@ class Plan:
         """
         start, _, region = self._scratch(workspace)
         if not (is_probed and self._are_apart(addresses, region)):
-            seen = Seen(frameworks.NUMPY, tuple(owners), [*addresses], ())
-            check(seen, self.inputs, self.outputs, region, False)
+            snapshot = Snapshot(frameworks.NUMPY, tuple(owners), [*addresses], ())
+            check(snapshot, self.inputs, self.outputs, region, False)
         self._compute((*addresses, start, 0))
 
     def _are_apart(
@@ -343,7 +343,7 @@ class Plan:
         """Run the kernels on the addresses of inputs, outputs and workspace, and then a 0."""
         if self._computes:
             if self.runner is None:
-                self.runner = self._backend.runner(self._program)
+                self.runner = self._backend.runner(self._schedule)
             self.runner.run(self._in_slots(addresses))
 
     @cached_property
@@ -370,8 +370,8 @@ class Plan:
             try:
                 return self._spare.pop()
             except IndexError:
-                made = scratch(size, alignment, None, self.device) if size else (0, None)
-                return *made, None
+                allocated = scratch(size, alignment, None, self.device) if size else (0, None)
+                return *allocated, None
         if not size:
             return 0, None, None
         start, owner = scratch(size, alignment, workspace, self.device)
@@ -382,7 +382,7 @@ _plans: dict[Hashable, Plan] = {}
 #: The plans of calls that need no more checks than those of their memory, by (operator,
 #: ``read_next``, the options and their types, the tensors' signature).
 _ready: dict[Hashable, Plan] = {}
-#: The types of options that are told apart by their values and types.
+#: The types of options that are distinguished by their values and types.
 _PLAIN = frozenset((bool, int, float, tuple, type(None)))
 
 
@@ -409,25 +409,27 @@ def call(
     :class:`.problem.Problem`, and ``counts`` as in :meth:`Plan.run_checked`. ``tell`` gets the plan
     that has computed.
     """
-    given = out_tuple(operator, out)
-    seen, kinds, key = _seen(tensors, given), _kinds(choices), None
-    if seen is not None and kinds is not None:
-        key = operator, read_next, choices, kinds, seen.signature
+    entries = out_tuple(operator, out)
+    snapshot, kinds, key = _snapshot(tensors, entries), _kinds(choices), None
+    if snapshot is not None and kinds is not None:
+        key = operator, read_next, choices, kinds, snapshot.signature
         plan = _ready.get(key)
-        if plan is not None and plan._holds(seen):
-            result = plan.run_checked(seen, None, counts)
+        if plan is not None and plan._holds(snapshot):
+            result = plan.run_checked(snapshot, None, counts)
             if tell is not None:
                 tell(plan)
             return result
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
-    arguments = Arguments(operator, outputs, tensors, out_entries(outputs, given))
+    arguments = Arguments(operator, outputs, tensors, out_entries(outputs, entries))
     checked = (operator.name, options, read_next, arguments.key)
     plan = _plans.get(checked)
     if plan is None:
         specs = arguments.specs
-        wanted = contract.check(operator, options, specs, specs)
-        plan = Plan(operator, options, specs, wanted, device=arguments.device, read_next=read_next)
+        out_specs = contract.check(operator, options, specs, specs)
+        plan = Plan(
+            operator, options, specs, out_specs, device=arguments.device, read_next=read_next
+        )
         keep(_plans, checked, plan)
     result = plan.run_checked(arguments, None, counts)
     if key is not None and arguments.is_plain:
@@ -437,11 +439,11 @@ def call(
     return result
 
 
-def _seen(tensors: tuple[Any, ...], given: Any) -> Seen | None:
+def _snapshot(tensors: tuple[Any, ...], outputs: Any) -> Snapshot | None:
     """What a framework sees of a call's tensors, and of ``out`` from :func:`.out_tuple`."""
-    if type(given) is not tuple:
+    if type(outputs) is not tuple:
         return None
-    return frameworks.seen((*tensors, *given), len(tensors))
+    return frameworks.snapshot((*tensors, *outputs), len(tensors))
 
 
 def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:

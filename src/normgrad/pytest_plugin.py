@@ -1,4 +1,4 @@
-"""The way of ``pytest --pyargs normgrad.testing`` to its plugin; other runs of pytest do without.
+"""The entry point that loads the plugin for ``pytest --pyargs normgrad.testing`` alone.
 
 This module is what every run of pytest imports where normgrad is installed, so it imports nothing.
 """
@@ -16,8 +16,8 @@ def pytest_load_initial_conftests(early_config: Any, args: list[str]) -> None:
 
     Elsewhere its options might clash with those of the project whose tests run.
     """
-    named = [index for index, each in enumerate(args) if each.partition("::")[0] == _NAMED]
-    for index in named:  # a module is collected whatever names pytest's settings give test files
+    indices = [index for index, each in enumerate(args) if each.partition("::")[0] == _NAMED]
+    for index in indices:  # a module is collected whatever names pytest's settings give test files
         args[index] = args[index].replace(_NAMED, _MODULE, 1)
-    if named:
+    if indices:
         early_config.pluginmanager.import_plugin("normgrad.testing.plugin")

@@ -82,24 +82,26 @@ def batch_norm_backward(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input, grad_weight and grad_bias; see :func:`normgrad.batch_norm_backward`."""
-    seen = _Arithmetic(grad_out, input, channel_axis)
-    dy, x = seen.read(grad_out), seen.read(input)
-    along, others, m = seen.along, seen.others, seen.size
+    arithmetic = _Arithmetic(grad_out, input, channel_axis)
+    dy, x = arithmetic.read(grad_out), arithmetic.read(input)
+    along, others, m = arithmetic.along, arithmetic.others, arithmetic.size
     with np.errstate(all="ignore"):
-        w = seen.read(weight, 1)
+        w = arithmetic.read(weight, 1)
         if training:
             if save_mean is None:
-                mean, rest = _means(np.moveaxis(input, channel_axis, 0).reshape(seen.channels, m))
+                mean, rest = _means(
+                    np.moveaxis(input, channel_axis, 0).reshape(arithmetic.channels, m)
+                )
                 xmu = x - along(mean) - along(rest)
             else:
-                xmu = x - along(seen.read(save_mean, 0))
+                xmu = x - along(arithmetic.read(save_mean, 0))
             if save_invstd is None:
-                r = 1 / np.sqrt((xmu * xmu).sum(others) / m + seen.wide.type(eps))
+                r = 1 / np.sqrt((xmu * xmu).sum(others) / m + arithmetic.wide.type(eps))
             else:
-                r = seen.read(save_invstd, 1)
+                r = arithmetic.read(save_invstd, 1)
         else:
-            xmu = x - along(seen.read(running_mean, 0))
-            r = 1 / np.sqrt(seen.read(running_var, 1) + seen.wide.type(eps))
+            xmu = x - along(arithmetic.read(running_mean, 0))
+            r = 1 / np.sqrt(arithmetic.read(running_var, 1) + arithmetic.wide.type(eps))
 
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(others)
@@ -135,8 +137,8 @@ def _means(rows: Array) -> tuple[Array, Array]:
 
 def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) -> dict[str, Exact]:
     """mean and invstd; see :func:`normgrad.batch_norm_stats`."""
-    found = batch_norm(input, training=True, eps=eps, channel_axis=channel_axis)
-    return {name: found[name] for name in ("mean", "invstd")}
+    outputs = batch_norm(input, training=True, eps=eps, channel_axis=channel_axis)
+    return {name: outputs[name] for name in ("mean", "invstd")}
 
 
 def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exact, Array]:
@@ -157,18 +159,21 @@ def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exa
 
 
 def _running(
-    arithmetic: _Arithmetic, momentum: float, n: float, **given: tuple[Array | None, Array, Array]
+    arithmetic: _Arithmetic,
+    momentum: float,
+    n: float,
+    **statistics: tuple[Array | None, Array, Array],
 ) -> dict[str, Exact]:
     """The updated running statistics by name, and their scales; n = 0 changes none."""
     share = arithmetic.wide.type(momentum if n else 0)
-    found = {}
-    for name, (old, new, scale) in given.items():
+    updated = {}
+    for name, (old, new, scale) in statistics.items():
         if old is not None:
             before = (1 - share) * arithmetic.read(old)
             # Without elements the new statistics may be NaN, which times 0 would remain.
             step, its_scale = (share * new, abs(share) * scale) if n else (0, 0)
-            found[name] = Exact(before + step, abs(before) + its_scale)
-    return found
+            updated[name] = Exact(before + step, abs(before) + its_scale)
+    return updated
 
 
 def _unbiased(n: float) -> float:
@@ -192,11 +197,11 @@ def batch_norm_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output; see :func:`normgrad.batch_norm_elemt`."""
-    seen = _Arithmetic(input, input, channel_axis)
+    arithmetic = _Arithmetic(input, input, channel_axis)
     vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
     with np.errstate(all="ignore"):
-        read = (seen.along(seen.read(*vector)) for vector in vectors)
-        return {"output": _normalised(seen.read(input), *read)}
+        read = (arithmetic.along(arithmetic.read(*vector)) for vector in vectors)
+        return {"output": _normalised(arithmetic.read(input), *read)}
 
 
 def batch_norm(
@@ -212,23 +217,27 @@ def batch_norm(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output, and in training the statistics too; see :func:`normgrad.batch_norm`."""
-    seen = _Arithmetic(input, input, channel_axis)
-    x, n = seen.read(input), seen.size
-    found: dict[str, Exact] = {}
+    arithmetic = _Arithmetic(input, input, channel_axis)
+    x, n = arithmetic.read(input), arithmetic.size
+    statistics: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
         if training:
-            mean, invstd, variance = _statistics(x, seen.others, eps)
+            mean, invstd, variance = _statistics(x, arithmetic.others, eps)
             mean, invstd = (Exact(*map(np.ravel, exact)) for exact in (mean, invstd))
             var = variance.ravel() * _unbiased(n)
             new = {"running_mean": (running_mean, *mean), "running_var": (running_var, var, var)}
-            found = {"mean": mean, "invstd": invstd, **_running(seen, momentum, n, **new)}
-            mu, r = seen.read(mean.value, 0), seen.read(invstd.value, 1)
+            statistics = {
+                "mean": mean,
+                "invstd": invstd,
+                **_running(arithmetic, momentum, n, **new),
+            }
+            mu, r = arithmetic.read(mean.value, 0), arithmetic.read(invstd.value, 1)
         else:
-            mu = seen.read(running_mean, 0)
-            r = 1 / np.sqrt(seen.read(running_var, 1) + seen.wide.type(eps))
-        vectors = (mu, r, seen.read(weight, 1), seen.read(bias, 0))
-        output = _normalised(x, *map(seen.along, vectors))
-    return {"output": output, **found}
+            mu = arithmetic.read(running_mean, 0)
+            r = 1 / np.sqrt(arithmetic.read(running_var, 1) + arithmetic.wide.type(eps))
+        vectors = (mu, r, arithmetic.read(weight, 1), arithmetic.read(bias, 0))
+        output = _normalised(x, *map(arithmetic.along, vectors))
+    return {"output": output, **statistics}
 
 
 def batch_norm_gather_stats_with_counts(
@@ -258,13 +267,13 @@ def batch_norm_gather_stats_with_counts(
         total_scale = abs(weights) @ abs(means) / m
         spread = weights @ (spreads + (means - total) ** 2) / m
         r = 1 / np.sqrt(spread) if n else spread
-        found = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
+        statistics = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
         small = arithmetic.wide.type(eps)
         var = np.maximum(spread - small, 0) * _unbiased(float(n))
         var_scale = (spread + small) * _unbiased(float(n))
     new = {"running_mean": (running_mean, total, total_scale)}
     new["running_var"] = (running_var, var, var_scale)
-    return found | _running(arithmetic, momentum, float(n), **new)
+    return statistics | _running(arithmetic, momentum, float(n), **new)
 
 
 def group_norm(
@@ -308,18 +317,18 @@ def batch_norm_backward_reduce(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
-    seen = _Arithmetic(grad_out, input, channel_axis)
+    arithmetic = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
-        xmu = seen.read(input) - seen.along(seen.read(mean, 0))
+        xmu = arithmetic.read(input) - arithmetic.along(arithmetic.read(mean, 0))
 
         def formula(dy: Array, xmu: Array, r: Array, _: int) -> tuple[Array, ...]:
-            sum_dy = dy.sum(seen.others)
-            sum_dy_xmu = (dy * xmu).sum(seen.others)
+            sum_dy = dy.sum(arithmetic.others)
+            sum_dy_xmu = (dy * xmu).sum(arithmetic.others)
             grad_weight = sum_dy_xmu * r if input.size else np.zeros_like(sum_dy)
             return sum_dy, sum_dy_xmu, grad_weight, sum_dy
 
         names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-        return _exact(names, formula, seen.read(grad_out), xmu, seen.read(invstd, 1))
+        return _exact(names, formula, arithmetic.read(grad_out), xmu, arithmetic.read(invstd, 1))
 
 
 def batch_norm_backward_elemt(
@@ -335,10 +344,10 @@ def batch_norm_backward_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input; see :func:`normgrad.batch_norm_backward_elemt`."""
-    seen = _Arithmetic(grad_out, input, channel_axis)
-    along = seen.along
+    arithmetic = _Arithmetic(grad_out, input, channel_axis)
+    along = arithmetic.along
     with np.errstate(all="ignore"):
-        xmu = seen.read(input) - along(seen.read(mean, 0))
+        xmu = arithmetic.read(input) - along(arithmetic.read(mean, 0))
         vectors = ((weight, 1.0), (invstd, 1.0), (sum_dy, 0.0), (sum_dy_xmu, 0.0))
         n = np.asarray(count).astype(np.float64).sum()
 
@@ -348,8 +357,8 @@ def batch_norm_backward_elemt(
             inner = along(total / n) + xmu * along(r * r) * along(projection / n)
             return (along(w * r) * (dy + minus * inner),)
 
-        read = (seen.read(*vector) for vector in vectors)
-        return _exact(("grad_input",), formula, seen.read(grad_out), xmu, *read)
+        read = (arithmetic.read(*vector) for vector in vectors)
+        return _exact(("grad_input",), formula, arithmetic.read(grad_out), xmu, *read)
 
 
 def group_norm_backward(
@@ -474,7 +483,7 @@ def rms_norm_backward(
     normalized_shape: int | tuple[int, ...],
 ) -> dict[str, Exact]:
     """grad_input and grad_weight; see :func:`normgrad.rms_norm_backward`."""
-    found = layer_norm_backward(
+    gradients = layer_norm_backward(
         grad_out, input, None, rstd, weight, normalized_shape=normalized_shape
     )
-    return {name: found[name] for name in ("grad_input", "grad_weight")}
+    return {name: gradients[name] for name in ("grad_input", "grad_weight")}

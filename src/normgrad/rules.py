@@ -172,10 +172,10 @@ def format_of(other: str) -> Rule:
     """The format must be that of another parameter."""
 
     def broken(tensor: Tensor, call: Call) -> Broken:
-        given = call.arguments.get(other)
-        if given is None or tensor.format_name == given.format_name:
+        peer = call.arguments.get(other)
+        if peer is None or tensor.format_name == peer.format_name:
             return None
-        return f"format {tensor.format_name}", f"{given.format_name}, as {other}"
+        return f"format {tensor.format_name}", f"{peer.format_name}, as {other}"
 
     return Rule(Aspect.FORMAT, f"as {other}", broken)
 
@@ -198,11 +198,11 @@ def shape_of(other: str, otherwise: str | None = None) -> Rule:
     text = f"as {other}" + (f", else ({otherwise},)" if otherwise else "")
 
     def broken(tensor: Tensor, call: Call) -> Broken:
-        given = call.arguments.get(other)
-        if given is not None:
-            if tensor.dims == given.dims:
+        peer = call.arguments.get(other)
+        if peer is not None:
+            if tensor.dims == peer.dims:
                 return None
-            return f"shape {tensor.dims}", f"{given.dims}, as {other}"
+            return f"shape {tensor.dims}", f"{peer.dims}, as {other}"
         if otherwise is None or tensor.dims == (call.sizes[otherwise],):
             return None
         return f"shape {tensor.dims}", f"({call.sizes[otherwise]},), {otherwise}"
@@ -214,10 +214,10 @@ def with_channels(same: Rule | None = None) -> Rule:
     """Axis 1, the channels, must not be empty; the shape must maybe obey another rule too."""
 
     def broken(tensor: Tensor, call: Call) -> Broken:
-        found = same.broken(tensor, call) if same else None
-        if found is None and not tensor.dims[1]:
+        breach = same.broken(tensor, call) if same else None
+        if breach is None and not tensor.dims[1]:
             return f"shape {tensor.dims}", "1 channel or more"
-        return found
+        return breach
 
     return Rule(Aspect.SHAPE, f"{same or 'any'}, C ≥ 1", broken)
 
@@ -252,10 +252,10 @@ def elements(*sizes: str) -> Rule:
 
     def broken(tensor: Tensor, call: Call) -> Broken:
         expected = prod(map(call.sizes.__getitem__, sizes))
-        found = prod(tensor.dims)
-        if found == expected:
+        count = prod(tensor.dims)
+        if count == expected:
             return None
-        return f"shape {tensor.dims}, {found} elements", f"{expected} elements, {text}"
+        return f"shape {tensor.dims}, {count} elements", f"{expected} elements, {text}"
 
     return Rule(Aspect.SHAPE, text, broken)
 
@@ -316,9 +316,11 @@ class When:
     def __str__(self) -> str:
         if isinstance(self.flag, bool):
             return "required" if self.flag else "may be null"
-        asked = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
-        what = "" if self.checked == EVERY else " ".join(each.value for each in self.checked) + " "
-        return f"if {asked}" + (f", {what}checked if given" if self.checked else "")
+        condition = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
+        aspects = (
+            "" if self.checked == EVERY else " ".join(each.value for each in self.checked) + " "
+        )
+        return f"if {condition}" + (f", {aspects}checked if given" if self.checked else "")
 
 
 ALWAYS, MAY_BE_NULL = When(True), When(False, checked=EVERY)

@@ -1,4 +1,4 @@
-"""The stacks of threads: how far a call may go down, and work on a thread that has room for it.
+"""Threads' stacks: how much of one a call may use, and work on a new thread with a larger one.
 
 Kernels keep tiles and sums on the stack, up to a quarter of a MiB. A thread may have less, if
 :func:`threading.stack_size` or the program that made it says so. Compiled code compares its own
@@ -53,7 +53,7 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _made() -> Key:
+def _new_key() -> Key:
     library = _library()
     if library is None:
         return Key(0, 0)
@@ -65,7 +65,7 @@ def _made() -> Key:
 
 
 #: The key, which is made by the import: of two that threads make at once, one would never be set.
-_KEY = _made()
+_KEY = _new_key()
 
 
 def key() -> Key:
@@ -133,12 +133,12 @@ def elsewhere(work: Callable[[], _T]) -> _T:
 
     An interrupt is raised once the work is done.
     """
-    done: list[_T] = []
+    results: list[_T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            done.append(work())
+            results.append(work())
         except BaseException as error:
             failed.append(error)
 
@@ -150,4 +150,4 @@ def elsewhere(work: Callable[[], _T]) -> _T:
         raise
     if failed:
         raise failed[0]
-    return done[0]
+    return results[0]

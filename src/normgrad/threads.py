@@ -13,15 +13,15 @@ from .settings import SettingError
 #: The environment variable with the number of threads, for processes without PyTorch.
 VARIABLE = "NORMGRAD_NUM_THREADS"
 
-_chosen: int | None = None
-#: What is told of the number chosen, with 0 for none.
-_told: list[Callable[[int], object]] = []
+_count: int | None = None
+#: The functions that are called with the number chosen, or 0 for none.
+_listeners: list[Callable[[int], object]] = []
 
 
-def tell(chosen: Callable[[int], object]) -> None:
+def subscribe(listener: Callable[[int], object]) -> None:
     """Have a function called with the number chosen, or 0, now and at every change."""
-    _told.append(chosen)
-    chosen(_chosen or 0)
+    _listeners.append(listener)
+    listener(_count or 0)
 
 
 def set_num_threads(count: int | None) -> None:
@@ -38,20 +38,20 @@ def set_num_threads(count: int | None) -> None:
         TypeError: not an integer.
         ValueError: less than 1.
     """
-    global _chosen
+    global _count
     if count is not None:
         count = options.integer("count", count)
         if count < 1:
             raise ValueError(f"count: {count}; allowed: a positive integer")
-    _chosen = count
-    for chosen in _told:
-        chosen(count or 0)
+    _count = count
+    for listener in _listeners:
+        listener(count or 0)
 
 
 def get_num_threads() -> int:
     """The number of threads that the next call may use."""
-    if _chosen is not None:
-        return _chosen
+    if _count is not None:
+        return _count
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return int(torch.get_num_threads())

@@ -90,13 +90,13 @@ def missing() -> str | None:
         return f"not there: {error}"
 
 
-def _is_whole(made: Path) -> bool:
+def _is_whole(library: Path) -> bool:
     """Whether the file is there, may be read, and is sealed.
 
     A library that lost its end would end the process that loads it.
     """
-    content = made.read_bytes() if made.parent == PACKAGED else cache.read(made) or b""
-    return cache.unsealed(made, content) is not None
+    content = library.read_bytes() if library.parent == PACKAGED else cache.read(library) or b""
+    return cache.unsealed(library, content) is not None
 
 
 def build() -> Path:
@@ -113,11 +113,11 @@ def build() -> Path:
         SettingError, OSError: the cache folder cannot be written, or its variable is wrong.
     """
     try:
-        made = path()
+        library = path()
     except metadata.PackageNotFoundError:
         raise BuildError("PyTorch is not installed; `pip install torch`") from None
-    if _is_whole(made):
-        return made
+    if _is_whole(library):
+        return library
     if not sys.platform.startswith("linux"):
         raise BuildError(f"the library for PyTorch on {sys.platform}; allowed: Linux")
     compiler = compilers.find("C++")
@@ -126,12 +126,12 @@ def build() -> Path:
     folders = [f"-I{folder}" for folder in cpp_extension.include_paths()]
     folders += [f"-L{folder}" for folder in cpp_extension.library_paths()]
     with tempfile.TemporaryDirectory() as work:
-        out = Path(work) / made.name
+        out = Path(work) / library.name
         source = str(_SOURCES / _MAIN)
         command = [*compiler, *_flags(), *folders, source, "-o", str(out), *_LIBRARIES]
         compilers.compiled(command, Path(work), "the library for PyTorch")
-        cache.write(made, cache.sealed(made, out.read_bytes()))
-    for old in made.parent.glob(f"{_prefix()}*.so"):
-        if old != made:
+        cache.write(library, cache.sealed(library, out.read_bytes()))
+    for old in library.parent.glob(f"{_prefix()}*.so"):
+        if old != library:
             old.unlink(missing_ok=True)
-    return made
+    return library

@@ -42,18 +42,18 @@ def problem(
     # The tensor that gives dtype and shape: the input, or, if ranks are combined, their means.
     data = by_role[Role.MEAN if gathers else Role.INPUT]
     other = by_role.get(Role.INVSTD if gathers else Role.GRAD_OUT, data)
-    written = by_role.get(Role.RESULT)
+    result_spec = by_role.get(Role.RESULT)
     # If a vector has two axes, the first runs over sets.
     vectors = {
         role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] if len(spec.strides) > 1 else 0)
         for role, spec in by_role.items()
         if role in VECTORS
     }
-    tensors = [other, data, written or data]
-    found = Problem(
+    tensors = [other, data, result_spec or data]
+    result = Problem(
         other.dtype,
         data.dtype,
-        written.dtype if written else None,
+        result_spec.dtype if result_spec else None,
         # The axes follow below.
         sets=ONE,
         outer=(),
@@ -78,12 +78,12 @@ def problem(
         missing_invstd=options.training and Role.INVSTD not in by_role,
     )
     if gathers:
-        found = found._replace(channel=Axis(data.shape[1], (1, 1, 1)))
-    elif found.by_row:
-        found = _by_row(found, options, tensors, by_role)
+        result = result._replace(channel=Axis(data.shape[1], (1, 1, 1)))
+    elif result.by_row:
+        result = _by_row(result, options, tensors, by_role)
     else:
-        found = _by_channel(found, operator, options, tensors)
-    return found.reading_one()
+        result = _by_channel(result, operator, options, tensors)
+    return result.reading_one()
 
 
 def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
@@ -138,11 +138,11 @@ def _by_row(
         """Merge axes of the tensors and of the vectors in these roles, which begin with them."""
         if any(axis.size == 0 for axis in some):
             return [Axis(0, (1,) * (3 + len(roles)))]
-        told = [
+        wider = [
             Axis(axis.size, (*axis.strides, *(specs[role].strides[k] for role in roles)))
             for k, axis in enumerate(some)
         ]
-        return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(roles)))]
+        return layout.merge_axes(wider) or [Axis(1, (0,) * (3 + len(roles)))]
 
     of_rows = [role for role in problem.vectors if role in STATISTICS]
     of_positions = [role for role in problem.vectors if role not in STATISTICS]
@@ -157,8 +157,8 @@ def _by_row(
         along = (*steps, *none) if roles is of_rows else (*none, *steps)
         return Vector(specs[role].dtype, inner.strides[k], 0, along)
 
-    found = {role: vector(role, of_rows, outer_rows, rows) for role in of_rows}
-    found |= {role: vector(role, of_positions, outer, positions) for role in of_positions}
+    vectors = {role: vector(role, of_rows, outer_rows, rows) for role in of_rows}
+    vectors |= {role: vector(role, of_positions, outer, positions) for role in of_positions}
 
     def of_tensors(axis: Axis) -> Axis:
         return Axis(axis.size, axis.strides[:3])
@@ -168,7 +168,7 @@ def _by_row(
         outer=tuple(of_tensors(axis) for axis in (*outer_rows, *outer)),
         channel=of_tensors(rows),
         inner=of_tensors(positions),
-        vectors=found,
+        vectors=vectors,
         divisor=float(prod(options.normalized_shape)),
         outer_rows=len(outer_rows),
     )

@@ -22,14 +22,14 @@ def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int
     """
     owner: Any
     if workspace is not None:
-        found = (
+        source = (
             memory_of("workspace", workspace, writing=True)
             if device == devices.CPU
             else _memory_on(device, "workspace", workspace)
         )
-        start, given, owner, *_ = found
-        if given < size:
-            raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
+        start, available, owner, *_ = source
+        if available < size:
+            raise ValueError(f"workspace: {available} bytes; allowed: at least {size}")
     elif device == devices.CPU:
         try:
             owner = np.empty(size, np.uint8)
@@ -80,9 +80,9 @@ class Memory(NamedTuple):
 
     def bytes(self) -> npt.NDArray[np.uint8]:
         """An array over the memory, which compiled code can read."""
-        plain = np.dtype(np.uint8)
+        dtype = np.dtype(np.uint8)
         return memory.array_at(
-            self.address, (self.nbytes,), (1,), plain, self.owner, self.writeable
+            self.address, (self.nbytes,), (1,), dtype, self.owner, self.writeable
         )
 
 
@@ -146,10 +146,10 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         framework = frameworks.of_torch()
-        seen = framework.seen((value,), 0)
-        if seen is not None and value.is_cpu and value.is_contiguous():
-            address, size = seen.addresses[0], value.nbytes
-            if seen.rooms[0] >= size:
+        snapshot = framework.snapshot((value,), 0)
+        if snapshot is not None and value.is_cpu and value.is_contiguous():
+            address, size = snapshot.addresses[0], value.nbytes
+            if snapshot.rooms[0] >= size:
                 return Memory(address, size, value, True)
         device = framework.device(name, value)
         if device != devices.CPU:

@@ -67,7 +67,10 @@ def test_the_page_of_a_machine(checkout):
     assert (checkout / "README.md").read_text() == "no markers\n"
     lines = generated(checkout, "docs", "performance", "cpu-some.md")
     assert lines[0] == "# Some CPU (R) 9000"
-    assert "![Times over the memory's own time](../../benchmarks/results/cpu-some.svg)" in lines
+    assert (
+        "![Times over the bandwidth-bound (triad) time](../../benchmarks/results/cpu-some.svg)"
+        in lines
+    )
     assert "| train | 4 | 2 | 8 | 4 |" in lines  # by dtype: √(2·8), by layout, and all
     resnet = [
         line.split(" | ") for line in lines if line.startswith("| train/32x64x56x56/float32/cont")

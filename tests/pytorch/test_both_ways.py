@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 import normgrad.torch as nt  # noqa: E402
 from normgrad import cache, notices, torch_build  # noqa: E402
 from normgrad.backends.cpu.runtime import Runner  # noqa: E402
-from normgrad.backends.triton import driver  # noqa: E402
+from normgrad.backends.triton import cuda_driver  # noqa: E402
 from normgrad.compilers import BuildError  # noqa: E402
 from normgrad.described import Described  # noqa: E402
 from normgrad.problem import WORKSPACE, Role  # noqa: E402
@@ -206,14 +206,17 @@ def test_launches_of_a_gpu_s_kernels(monkeypatch):
     def launch(config, kernel, parameters, extra):
         constants = 2 + len(seen) % 2
         values = [parameters[index][0] for index in range(WORKSPACE + 1 + constants)]
-        seen.append((config[: driver.CONFIG_FIELDS], kernel, values))
+        seen.append((config[: cuda_driver.CONFIG_FIELDS], kernel, values))
         return statuses.pop(0) if statuses else 0
 
-    steps = np.zeros((2, driver.LAUNCH_FIELDS), np.int64)
+    steps = np.zeros((2, cuda_driver.LAUNCH_FIELDS), np.int64)
     for row, constants in zip(steps, ((7, 8), (9, 10, 11)), strict=True):
-        row[: driver.CONFIG_STREAM] = 1, 2, 3, 4
-        row[driver.KERNEL], row[driver.CONSTANT_COUNT] = 1000 + constants[0], len(constants)
-        row[driver.CONSTANTS : driver.CONSTANTS + len(constants)] = constants
+        row[: cuda_driver.CONFIG_STREAM] = 1, 2, 3, 4
+        row[cuda_driver.KERNEL], row[cuda_driver.CONSTANT_COUNT] = (
+            1000 + constants[0],
+            len(constants),
+        )
+        row[cuda_driver.CONSTANTS : cuda_driver.CONSTANTS + len(constants)] = constants
     address = ctypes.cast(launch, ctypes.c_void_p).value
     described = Described(np.zeros(0, np.int64), steps, launch=address)
     monkeypatch.setattr(Runner, "described", lambda runner: described)

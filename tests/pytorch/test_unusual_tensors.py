@@ -163,8 +163,8 @@ def test_which_tensors_kernels_read():
     several.append(made_in_inference_mode(x))
     if torch.cuda.is_available():
         several.append(x.cuda().requires_grad_())
-    assert watching.plain(*several)
-    plain = {kind for kind, of in KINDS.items() if watching.plain(of(torch.ones(2, 3, 4)))}
+    assert watching.readable(*several)
+    plain = {kind for kind, of in KINDS.items() if watching.readable(of(torch.ones(2, 3, 4)))}
     assert plain == {
         "complex", "expanded", "one element", "integers", "booleans", "eight bits", "a parameter",
         "of inference mode",

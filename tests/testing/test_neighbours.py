@@ -50,7 +50,7 @@ def test_each_rule_is_broken_and_nothing_else_is_said_to_be(name):
     near = _near(name)
     assert keeps(contract, product, request)
     found = set()
-    for change in near.broken.values():
+    for change in near.illegal.values():
         changed = change(request)
         assert not changed.computes
         found.add(broken_by(contract, product, changed))
@@ -70,7 +70,7 @@ def test_each_rule_is_broken_and_nothing_else_is_said_to_be(name):
 def test_what_is_kept_is_true_of_the_memory(name):
     contract, product, plain = CALLS[name]
     request = plain.request()
-    for word, change in _near(name).kept.items():
+    for word, change in _near(name).legal.items():
         changed = change(request)
         assert keeps(contract, product, changed), word
         for tensor, before in zip(changed.tensors.values(), request.tensors.values(), strict=True):
@@ -83,7 +83,7 @@ def test_what_is_kept_is_true_of_the_memory(name):
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "infiniop"])
 def test_every_format_that_a_table_names_is_kept(name):
     contract, product, _ = CALLS[name]
-    kept = _near(name).kept
+    legal = _near(name).legal
     for row in contract.parameters:
         for rule in row.on(product.name).formats:
             if not rule.text.startswith("as ") and "axes" not in rule.text:
@@ -96,7 +96,7 @@ def test_every_format_that_a_table_names_is_kept(name):
                     for each in one.formats
                 )
                 if is_alone and not is_followed:
-                    assert others <= set(kept)
+                    assert others <= set(legal)
 
 
 def _near(name):

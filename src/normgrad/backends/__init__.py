@@ -1,1 +1,1 @@
-"""The backends, each of which turns a :class:`~normgrad.problem.Problem` into a program."""
+"""The backends, each of which turns a :class:`~normgrad.problem.Problem` into a schedule."""

@@ -23,8 +23,8 @@ from .cpu import schedule as cpu
 if TYPE_CHECKING:
     from ..problem import Problem
     from .cpu import runtime as cpu_runtime
-    from .triton import program as triton
     from .triton import runtime as triton_runtime
+    from .triton import schedule as triton
 
 #: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
 #: "triton".
@@ -57,11 +57,11 @@ class _Cpu:
     def build(self, problem: Problem) -> cpu.Schedule:
         return cpu.build(problem, this_machine())
 
-    def computes(self, program: cpu.Schedule) -> bool:
-        return bool(program.steps)
+    def computes(self, schedule: cpu.Schedule) -> bool:
+        return bool(schedule.steps)
 
-    def runner(self, program: cpu.Schedule) -> cpu_runtime.Runner:
-        runner: cpu_runtime.Runner = _runtime().Runner(program)
+    def runner(self, schedule: cpu.Schedule) -> cpu_runtime.Runner:
+        runner: cpu_runtime.Runner = _runtime().Runner(schedule)
         return runner
 
 
@@ -70,30 +70,30 @@ class _Triton:
 
     def __init__(self, index: int | None) -> None:
         with loading():
-            from .triton import device, program
-        self.alignment = program.ALIGNMENT
-        self._program = program
+            from .triton import device, schedule
+        self.alignment = schedule.ALIGNMENT
+        self._schedule = schedule
         self._index = index
         self._device = device.INTERPRETED if index is None else device.of(index)
         self._checked = index is None
 
-    def build(self, problem: Problem) -> triton.Program:
-        return self._program.build(problem, self._device)
+    def build(self, problem: Problem) -> triton.Schedule:
+        return self._schedule.build(problem, self._device)
 
-    def computes(self, program: triton.Program) -> bool:
-        return bool(program.launches)
+    def computes(self, schedule: triton.Schedule) -> bool:
+        return bool(schedule.launches)
 
-    def runner(self, program: triton.Program) -> triton_runtime.Runner:
+    def runner(self, schedule: triton.Schedule) -> triton_runtime.Runner:
         with loading():
             from .triton import runtime, selfcheck
         if not self._checked:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
-        return runtime.Runner(program, self._index)
+        return runtime.Runner(schedule, self._index)
 
 
-#: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says
+#: The interface that a plan uses: ``build`` makes the schedule for a problem; ``computes`` says
 #: whether that has anything to run; ``runner`` makes its runner, whose ``run`` computes on
-#: addresses in the order of :class:`.problem.Role`. Programs start their part of a workspace at a
+#: addresses in the order of :class:`.problem.Role`. Schedules start their part of a workspace at a
 #: multiple of ``alignment`` bytes.
 Backend = _Cpu | _Triton
 

@@ -35,7 +35,7 @@ class Case(NamedTuple):
     arguments: tuple[Any, ...]
     shape: tuple[int, ...]
     layout: str
-    what: str
+    timed_pass: str
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Case(NamedTuple):
         return self.layer if self.layout == CONTIGUOUS else f"{self.layer}, {self.layout}"
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.what}"
+        return f"{self.name}, {self.timed_pass}"
 
 
 class Measured(NamedTuple):
@@ -63,8 +63,8 @@ class Measured(NamedTuple):
 def cases() -> list[Case]:
     """All cases: training steps first, each layer in the layouts that its input may have."""
     return [
-        Case(*layer, layout, what)
-        for what in (TRAINING, EVALUATION)
+        Case(*layer, layout, timed_pass)
+        for timed_pass in (TRAINING, EVALUATION)
         for layer in _LAYERS
         for layout in (CONTIGUOUS, CHANNELS_LAST)
         if layout == CONTIGUOUS or len(layer[2]) in _FORMATS
@@ -84,8 +84,8 @@ def measure(case: Case, dtype: torch.dtype, seconds: float) -> Measured:
         x = x.to(memory_format=_FORMATS[x.dim()])
     grad = torch.randn_like(x)
     calls = {
-        "torch": _call(theirs, x, grad, case.what),
-        "ours": _call(convert(copy.deepcopy(theirs)), x, grad, case.what),
+        "torch": _call(theirs, x, grad, case.timed_pass),
+        "ours": _call(convert(copy.deepcopy(theirs)), x, grad, case.timed_pass),
     }
     for call in calls.values():
         call()
@@ -93,9 +93,9 @@ def measure(case: Case, dtype: torch.dtype, seconds: float) -> Measured:
     return Measured(case, times.medians["torch"], times.medians["ours"], times.spread)
 
 
-def _call(layer: Any, x: torch.Tensor, grad: torch.Tensor, what: str) -> timing.Call:
+def _call(layer: Any, x: torch.Tensor, grad: torch.Tensor, timed_pass: str) -> timing.Call:
     """A call of the pass that is timed."""
-    if what == EVALUATION:
+    if timed_pass == EVALUATION:
         layer.eval()
 
         def evaluate() -> Any:

@@ -27,7 +27,7 @@ LONGEST = 5000
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
 
-def plain(text: object) -> str:
+def escaped(text: object) -> str:
     """The text on one line, with control characters escaped."""
     return "".join(
         character
@@ -39,7 +39,7 @@ def plain(text: object) -> str:
 
 def say(message: object) -> None:
     """Write one line to standard error, without its middle if it is very long."""
-    print(f"normgrad: {shortened(plain(message), LONGEST)}", file=sys.stderr, flush=True)
+    print(f"normgrad: {shortened(escaped(message), LONGEST)}", file=sys.stderr, flush=True)
 
 
 def lack(*names: str, extra: str = "cli") -> str | None:

@@ -47,10 +47,10 @@ def contract(
 def _select(operator: str | None, contracts: dict[str, Contract]) -> list[Contract]:
     if operator is None:
         return list(contracts.values())
-    wanted = operator.casefold()
-    for name, found in contracts.items():
-        if wanted in (name.casefold(), name.casefold().removeprefix("aclnn")):
-            return [found]
+    folded = operator.casefold()
+    for name, contract in contracts.items():
+        if folded in (name.casefold(), name.casefold().removeprefix("aclnn")):
+            return [contract]
     raise InputError("OPERATOR", f"{operator!r}; allowed: {', '.join(contracts)}")
 
 

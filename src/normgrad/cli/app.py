@@ -72,8 +72,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"normgrad {normgrad.__version__}")
         raise typer.Exit
 
@@ -134,9 +134,9 @@ def _run(
 ) -> None:
     # Every other option is the operator's argument of the same name.
     others = ("file", "out", "operator")
-    given = {k: v for k, v in context.params.items() if k not in others and v is not None}
+    options = {k: v for k, v in context.params.items() if k not in others and v is not None}
     path = None if out is None else outputs.named(out)
-    request = run.load(file, operator, given)
+    request = run.load(file, operator, options)
     kind = None if path is None else run.out_format(path, request)
     report = run.execute(request)
     # Write before printing: the reader of the output may close it.
@@ -159,7 +159,7 @@ def _info() -> None:
 
 @app.command("clean")
 def _clean() -> None:
-    """Remove compiled kernels, and what else is kept in the cache folder; info shows it."""
+    """Remove compiled kernels and everything else in the cache folder; info shows it."""
     try:
         size = cache.size()
         cache.clean()

@@ -82,34 +82,34 @@ def bench(
     torch.set_num_threads(count)
     normgrad.set_num_threads(count)
     every = layers.cases()
-    found: list[Measured] = []
+    results: list[Measured] = []
     with show.progress(len(every), "cases") as advance:
         for case in every:
             advance(str(case), 0)
             seconds = QUICK_SECONDS if quick else SECONDS
-            found.append(layers.measure(case, getattr(torch, dtype), seconds))
+            results.append(layers.measure(case, getattr(torch, dtype), seconds))
             advance(str(case))
     where = f"{info.cpu_name()}, {count} thread{'s' if count > 1 else ''}, {dtype}"
     if plot is not None:
         with rewriting(plot) as opened:
-            opened.write(_picture(found, where, plot.suffix))
-    _print(found, where)
+            opened.write(_picture(results, where, plot.suffix))
+    _print(results, where)
     if plot is not None:
         show.print_lines(f"written    {plot}")
 
 
-def _by_pass(found: Sequence[Measured]) -> dict[str, list[Measured]]:
+def _by_pass(results: Sequence[Measured]) -> dict[str, list[Measured]]:
     """The figures by the pass that was timed."""
-    return {what: [each for each in found if each.case.what == what]
-            for what in dict.fromkeys(each.case.what for each in found)}  # fmt: skip
+    return {timed_pass: [each for each in results if each.case.timed_pass == timed_pass]
+            for timed_pass in dict.fromkeys(each.case.timed_pass for each in results)}  # fmt: skip
 
 
-def _print(found: Sequence[Measured], where: str) -> None:
+def _print(results: Sequence[Measured], where: str) -> None:
     """Print a table for each pass that fits 80 columns, and what they come to."""
     header = ("layer", "input", "PyTorch", "normgrad", "gain", "")
-    longest = max(each.gain for each in found)
+    longest = max(each.gain for each in results)
     means = []
-    for what, some in _by_pass(found).items():
+    for timed_pass, group in _by_pass(results).items():
         lines = [
             (
                 each.case.name,
@@ -119,20 +119,20 @@ def _print(found: Sequence[Measured], where: str) -> None:
                 f"{each.gain:.2f}",
                 "█" * max(1, round(LONGEST_BAR * each.gain / longest)),
             )
-            for each in some
+            for each in group
         ]
-        show.columns(header, lines, title=what, right=("PyTorch", "normgrad", "gain"))
-        means.append(f"{geometric_mean(each.gain for each in some):.2f} times in {what}")
+        show.columns(header, lines, title=timed_pass, right=("PyTorch", "normgrad", "gain"))
+        means.append(f"{geometric_mean(each.gain for each in group):.2f} times in {timed_pass}")
     notes = [
         f"times in ms, on {where}",
         f"as fast as PyTorch {version('torch')}: {', '.join(means)} (geometric means)",
     ]
     from ..bench import timing
 
-    noisy = sum(each.spread > timing.NOISY for each in found)
+    noisy = sum(each.spread > timing.NOISY for each in results)
     if noisy:
         notes.append(
-            f"noise: {noisy} of {len(found)} cases spread by more than {timing.NOISY:.0%}; the "
+            f"noise: {noisy} of {len(results)} cases spread by more than {timing.NOISY:.0%}; the "
             "machine had other work"
         )
     show.print_lines(*notes)
@@ -142,21 +142,21 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}"
 
 
-def _picture(found: Sequence[Measured], where: str, ending: str) -> bytes:
+def _picture(results: Sequence[Measured], where: str, ending: str) -> bytes:
     """A picture of the gains as bars, a panel for each pass."""
     import io
 
     from matplotlib.figure import Figure
 
-    groups = _by_pass(found)
+    groups = _by_pass(results)
     figure = Figure(figsize=(9, 0.5 + 0.3 * max(map(len, groups.values()))), layout="constrained")
     panels: Any = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    for axes, (what, some) in zip(panels, groups.items(), strict=True):
-        names = [each.case.name for each in some]
-        bars = axes.barh(names, [each.gain for each in some])
+    for axes, (timed_pass, group) in zip(panels, groups.items(), strict=True):
+        names = [each.case.name for each in group]
+        bars = axes.barh(names, [each.gain for each in group])
         axes.bar_label(bars, fmt="%.1f×", padding=3)
         axes.axvline(1, color="black", linewidth=1)
-        axes.set(title=f"{what}: times as fast as PyTorch", xlim=(0, None))
+        axes.set(title=f"{timed_pass}: times as fast as PyTorch", xlim=(0, None))
         axes.invert_yaxis()
     figure.supxlabel(where, fontsize="small")
     file = io.BytesIO()
@@ -164,24 +164,28 @@ def _picture(found: Sequence[Measured], where: str, ending: str) -> bytes:
     return file.getvalue()
 
 
-def _model(named: str) -> None:
+def _model(spec: str) -> None:
     """Print what converting the model would bring that a function returns."""
     import torch
 
     from ..torch import estimate
 
-    module, _, function = named.partition(":")
+    module, _, function = spec.partition(":")
     allowed = "allowed: MODULE:FUNCTION, a function without arguments"
     sys.path.insert(0, str(Path.cwd()))
-    with blaming(f"--model: {named}", ImportError, AttributeError, ValueError, allowed=allowed):
+    with blaming(f"--model: {spec}", ImportError, AttributeError, ValueError, allowed=allowed):
         make = getattr(importlib.import_module(module), function)
-    made = make() if callable(make) else None
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
+    returned = make() if callable(make) else None
+    if not (
+        isinstance(returned, tuple)
+        and len(returned) == 2
+        and isinstance(returned[0], torch.nn.Module)
+    ):
         raise InputError(
             "--model",
-            f"{named} returns a {type(made).__name__}; allowed: a model, and a tensor or a tuple "
-            "of arguments",
+            f"{spec} returns a {type(returned).__name__}; allowed: a model, and a tensor or a "
+            "tuple of arguments",
         )
-    found, example = made
+    model, example = returned
     arguments = example if isinstance(example, tuple) else (example,)
-    show.print_lines(*str(estimate(found, *arguments)).splitlines())
+    show.print_lines(*str(estimate(model, *arguments)).splitlines())

@@ -40,14 +40,14 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    name = next(named, "") or platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(models, "") or platform.processor() or platform.machine()
     return f"{name} ({llvm.get_host_cpu_name()})"
 
 
-def features(found: Mapping[str, bool]) -> str:
+def features(flags: Mapping[str, bool]) -> str:
     """The features that matter, from LLVM's map of features."""
-    return ", ".join(name for name in FEATURES if found.get(name)) or "none that matter"
+    return ", ".join(name for name in FEATURES if flags.get(name)) or "none that matter"
 
 
 def _cpu() -> Rows:
@@ -71,10 +71,10 @@ def kernels_kept() -> Rows:
     level = store.level()
     source = "compiling, once" if level is None else f"the package, for {level}"
     try:
-        kept = f"{cache.folder()} ({cache.size() / 2**20:.1f} MiB; `normgrad clean` empties it)"
+        place = f"{cache.folder()} ({cache.size() / 2**20:.1f} MiB; `normgrad clean` empties it)"
     except (SettingError, OSError) as error:
-        kept = str(error)
-    return (("come from", source), (KEPT, kept))
+        place = str(error)
+    return (("come from", source), (KEPT, place))
 
 
 def _kernels() -> Rows:
@@ -90,8 +90,8 @@ def _library() -> Rows:
     if version("torch") == NOT_INSTALLED:
         return ()
     reason = torch_build.missing()
-    used = "by the C++ library" if reason is None else f"by Python; the C++ library is {reason}"
-    return (("layers run", used),)
+    route = "by the C++ library" if reason is None else f"by Python; the C++ library is {reason}"
+    return (("layers run", route),)
 
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:
@@ -111,12 +111,12 @@ def gpus(driver: str = "libcuda.so.1") -> list[str]:
 
 def gpus_unused() -> str | None:
     """The reason why GPUs are not used, as far as it shows without loading PyTorch."""
-    for package, called in (("torch", "PyTorch"), ("triton", "Triton")):
-        found = version(package)
-        if found == NOT_INSTALLED:
-            return f"{called} is not installed"
-        if found.endswith("+cpu"):
-            return f"this is {called} for the CPU alone"
+    for package, title in (("torch", "PyTorch"), ("triton", "Triton")):
+        installed = version(package)
+        if installed == NOT_INSTALLED:
+            return f"{title} is not installed"
+        if installed.endswith("+cpu"):
+            return f"this is {title} for the CPU alone"
     return devices.unusable() if "torch" in sys.modules else None
 
 

@@ -106,16 +106,16 @@ def _read(check: Callable[..., Any], value: Any) -> Any:
     return tuple(_read(integer, size) for size in several)
 
 
-def _operator(contents: Contents, given: str | None) -> Operator:
-    subject, name = "--operator", given
-    if given is None:
+def _operator(contents: Contents, option: str | None) -> Operator:
+    subject, name = "--operator", option
+    if option is None:
         subject, name = f"{contents.path}: operator", contents.value("operator")
     if isinstance(name, str) and name in OPERATORS:
         return OPERATORS[name]
-    what = reprlib.repr(name)
+    reason = reprlib.repr(name)
     if name is None:
-        what = "not named; name it in an entry operator, or with --operator"
-    raise InputError(subject, f"{what}; allowed: {', '.join(OPERATORS)}")
+        reason = "not named; name it in an entry operator, or with --operator"
+    raise InputError(subject, f"{reason}; allowed: {', '.join(OPERATORS)}")
 
 
 def _spelled(name: str) -> str:
@@ -123,9 +123,11 @@ def _spelled(name: str) -> str:
     return "--training or --evaluation" if name == "training" else f"--{name.replace('_', '-')}"
 
 
-def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
+def _choices(
+    contents: Contents, operator: Operator, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     known = choices_of(operator.name)
-    for name in given:
+    for name in overrides:
         if name not in known:
             raise InputError(
                 _spelled(name),
@@ -133,7 +135,7 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
             )
     choices = {}
     for name, default in known.items():
-        value = given[name] if name in given else contents.value(name)
+        value = overrides[name] if name in overrides else contents.value(name)
         if value is None:
             if default is REQUIRED:
                 raise InputError(
@@ -146,7 +148,7 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
         try:
             choices[name] = _read(OPTIONS[name], value)
         except (LookupError, TypeError, ValueError):
-            subject = _spelled(name) if name in given else f"{contents.path}: {name}"
+            subject = _spelled(name) if name in overrides else f"{contents.path}: {name}"
             allowed = _ALLOWED[OPTIONS[name]]
             raise InputError(subject, f"{reprlib.repr(value)}; allowed: {allowed}") from None
     return choices
@@ -171,10 +173,10 @@ def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
 
 
 def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
-    used = {"operator", *arguments}
-    names = [name for name in contents.names if name not in used]
+    names_read = {"operator", *arguments}
+    names = [name for name in contents.names if name not in names_read]
     # Other programs write their format into every file.
-    names += [name for name in contents.metadata if name not in {*used, "format"}]
+    names += [name for name in contents.metadata if name not in {*names_read, "format"}]
     if not names:
         return ()
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
@@ -182,26 +184,26 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
     return (f"{contents.path}: not used: {first}{more}",)
 
 
-def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
+def load(path: Path, operator: str | None, overrides: Mapping[str, Any]) -> Request:
     """Read and check a file and the command line's arguments, without computing anything.
 
-    ``operator`` and ``given`` are the command line's, which override the file's.
+    ``operator`` and ``overrides`` are the command line's, which override the file's.
 
     Raises:
         InputError: the file or an argument cannot be used.
     """
     with files.reading(path) as contents:
-        found = _operator(contents, operator)
-        choices = _choices(contents, found, given)
-        tensors = _tensors(contents, found)
+        declared = _operator(contents, operator)
+        choices = _choices(contents, declared, overrides)
+        tensors = _tensors(contents, declared)
         notes = _unused(contents, (*tensors, *choices))
     try:
-        plan = normgrad.plan(found.name, **tensors, **choices)
+        plan = normgrad.plan(declared.name, **tensors, **choices)
     except SettingError:
         raise
     except (TypeError, ValueError) as error:
         raise InputError(path, str(error)) from None
-    return Request(Call(found.name, tensors, choices), plan, contents.format, notes)
+    return Request(Call(declared.name, tensors, choices), plan, contents.format, notes)
 
 
 def out_format(out: Path, request: Request) -> Format:
@@ -229,15 +231,15 @@ def out_format(out: Path, request: Request) -> Format:
 
 def execute(request: Request) -> Report:
     """Compute, time and check the gradients."""
-    wanted = request.call
-    call = partial(getattr(normgrad, wanted.name), **wanted.tensors, **wanted.options)
+    call = request.call
+    compute = partial(getattr(normgrad, call.name), **call.tensors, **call.options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with show.working("compiling the kernels and computing"):
-            gradients = call()
-        times = timing.measure({"ours": call}, timing.QUICK_SECONDS)
+            gradients = compute()
+        times = timing.measure({"ours": compute}, timing.QUICK_SECONDS)
     with show.working("checking against the float64 reference"):
-        results = _checked(wanted, (gradients,) if wanted.operator.out_is_tensor else gradients)
+        results = _checked(call, (gradients,) if call.operator.out_is_tensor else gradients)
     return Report(results, times, [*dict.fromkeys(str(each.message) for each in caught)])
 
 

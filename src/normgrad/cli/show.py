@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..loading import KernelError
 from ..settings import SettingError
-from . import UNUSABLE, ending_in_one_line, plain, say
+from . import UNUSABLE, ending_in_one_line, escaped, say
 from .files import InputError
 
 #: The width of output that is no terminal, in columns: wider than any table, so that none is cut.
@@ -29,11 +29,11 @@ class Commands(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """Find a command, whose help shows flags without a type."""
-        found: Any = super().get_command(ctx, name)
-        for option in found.get_params(ctx) if found is not None else ():
+        command: Any = super().get_command(ctx, name)
+        for option in command.get_params(ctx) if command is not None else ():
             if getattr(option, "is_flag", False) and option.metavar is None:
                 option.metavar = ""
-        return found
+        return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the command; Typer would end in silence on an interrupt."""
@@ -93,8 +93,8 @@ def print_lines(*lines: Table | Text | str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     with console.capture() as capture:
         for line in lines:
-            shown = Text(plain(line)) if isinstance(line, str) else line
-            console.print(shown, soft_wrap=isinstance(shown, Text))
+            renderable = Text(escaped(line)) if isinstance(line, str) else line
+            console.print(renderable, soft_wrap=isinstance(renderable, Text))
     sys.stdout.write(capture.get().encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
 
@@ -111,24 +111,26 @@ def columns(
     A cell is styled text, or any object, which is printed on one line. ``right`` has the names of
     columns that are aligned right.
     """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in header:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(each if isinstance(each, Text) else Text(plain(each)) for each in row))
-    print_lines(*([Text(plain(title), "bold")] if title else []), made, *notes)
+        grid.add_row(*(each if isinstance(each, Text) else Text(escaped(each)) for each in row))
+    print_lines(*([Text(escaped(title), "bold")] if title else []), grid, *notes)
 
 
 def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     """Print groups of names and values in one table."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     for _ in range(3):
-        made.add_column(overflow="fold")
+        grid.add_column(overflow="fold")
     for title, group in groups:
         for index, row in enumerate(group):
-            made.add_row(Text("" if index else title, "bold"), *(Text(plain(each)) for each in row))
-        made.add_section()
-    print_lines(made)
+            grid.add_row(
+                Text("" if index else title, "bold"), *(Text(escaped(each)) for each in row)
+            )
+        grid.add_section()
+    print_lines(grid)
 
 
 #: Seconds between two lines of progress.
@@ -138,15 +140,15 @@ EVERY = 5.0
 @contextmanager
 def _progress_lines(total: int, noun: str) -> Iterator[Any]:
     """Say on stderr every few seconds how much is done; yield a function that counts and labels."""
-    done, label, over = 0, "", threading.Event()
+    count, label, over = 0, "", threading.Event()
 
     def advance(text: str, step: int = 1) -> None:
-        nonlocal done, label
-        done, label = done + step, f": {text}"
+        nonlocal count, label
+        count, label = count + step, f": {text}"
 
     def tell() -> None:
         while not over.wait(EVERY):
-            say(f"{done} of {total} {noun}{label}")
+            say(f"{count} of {total} {noun}{label}")
 
     # A thread, since a case that hangs or compiles keeps this one waiting for minutes.
     thread = threading.Thread(target=tell, daemon=True)

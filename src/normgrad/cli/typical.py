@@ -53,8 +53,8 @@ def _choices(name: str) -> Iterator[dict[str, Any]]:
     values: dict[str, Sequence[Any]] = {"training": (True, False), "output_mask": masks}
     values |= {"eps": (1e-5,), "num_groups": (_GROUPS,)}
     each = {name: values.get(name, (default,)) for name, default in choices_of(name).items()}
-    for found in itertools.product(*each.values()):
-        yield dict(zip(each, found, strict=True))
+    for combination in itertools.product(*each.values()):
+        yield dict(zip(each, combination, strict=True))
 
 
 def _data(shape: tuple[int, ...], format: _Format) -> TensorSpec:
@@ -86,9 +86,9 @@ def _schedule(
     shapes = shapes_of(operator, options, {"input": data, "counts": counts})
     of_kind = {kind: TensorSpec(sizes, "float32") for kind, sizes in shapes.items()}
     of_kind |= {Kind.DATA: data, Kind.COUNT: counts}
-    given = [each for each in operator.parameters if each.required or optional]
-    specs = {each.name: of_kind[each.kind] for each in given}
-    specs[given[0].name] = _data(shape, one)
+    parameters = [each for each in operator.parameters if each.required or optional]
+    specs = {each.name: of_kind[each.kind] for each in parameters}
+    specs[parameters[0].name] = _data(shape, one)
     outputs = {each.name: data for each in operator.all_outputs if each.kind is Kind.DATA}
     checked = check(operator, options, specs, outputs)
     return build(views.problem(operator, options, specs, checked), this_machine())

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .. import devices
 from ..unusable import shown
-from . import FAILED, info, lack, outputs, plain, say, show
+from . import FAILED, escaped, info, lack, outputs, say, show
 from .files import InputError, blaming
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def verify(
 ) -> None:
     """Try every operator with every dtype, layout, mask and edge case, against a float64 oracle.
 
-    Each result's largest error is told in units of the bound that the library keeps, in a table and
-    in a page of HTML with pictures that has everything in itself. The implementation under
-    test runs in a process of its own: where it crashes, that is a row of the table.
+    Each result's largest error is given in units of the bound that the library keeps, in a table
+    and in a self-contained page of HTML with pictures. The implementation under test runs in a
+    separate process: where it crashes, that is a row of the table.
 
     The exit status is 0 if all is as it should be; 1 if a bound is broken, a wrong call is not
     refused, the process crashes or hangs, an operator answers no legal call, or nothing at all is
@@ -124,14 +124,14 @@ def verify(
 
 def _ours() -> list[str]:
     """normgrad on every device that it can use here."""
-    found = ["normgrad"]
+    names = ["normgrad"]
     try:
         import torch
     except ModuleNotFoundError:
-        return found
+        return names
     if devices.unusable() is None:
-        found += [f"normgrad:cuda:{index}" for index in range(torch.cuda.device_count())]
-    return found
+        names += [f"normgrad:cuda:{index}" for index in range(torch.cuda.device_count())]
+    return names
 
 
 def _beside(
@@ -190,7 +190,7 @@ def _conclude(trials: Sequence[Trial]) -> None:
 
     for trial in trials:
         verdict = "passed" if trial.passed else "interrupted" if trial.unjudged else "failed"
-        show.print_lines(f"{verdict}  {plain(trial.name)}: {plain(report.headline(trial))}")
+        show.print_lines(f"{verdict}  {escaped(trial.name)}: {escaped(report.headline(trial))}")
 
 
 def _print(trials: Sequence[Trial], path: Path | None, tested: int) -> None:
@@ -203,18 +203,18 @@ def _print(trials: Sequence[Trial], path: Path | None, tested: int) -> None:
         claims = [f"{claim.title}: {claim.text}" for claim in report.claims(trial)]
         show.columns(("", *report.HEADER), [*rows, total], *claims, title=trial.name)
     for trial in trials[:tested]:
-        found = report.findings(trial)
-        if not found:
+        findings = report.findings(trial)
+        if not findings:
             continue
         title = f"{trial.name}: what is wrong, and the command that repeats the first of each"
-        show.print_lines("", Text(plain(title), "bold"))
-        for each in found[:_MOST_FINDINGS]:
+        show.print_lines("", Text(escaped(title), "bold"))
+        for each in findings[:_MOST_FINDINGS]:
             first, number = each.first, len(each.judged)
             show.print_lines(
                 f"{first.verdict.value}, {number} case{'s' if number > 1 else ''}: {each.title}",
                 f"    {first.case.name}: {first.detail}",
                 f"    {report.command(trial, first)}",
             )
-        if len(found) > _MOST_FINDINGS:
+        if len(findings) > _MOST_FINDINGS:
             where = path or "a page (-o FILE)"
-            say(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")
+            say(f"note: {len(findings) - _MOST_FINDINGS} more are in {where}")

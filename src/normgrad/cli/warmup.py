@@ -42,12 +42,12 @@ def warmup(
     brings for this processor, is not compiled again. Options can be given several times; without
     any, everything is compiled, and where PyTorch is installed the C++ library for its layers too.
     """
-    for option, given, allowed in (
+    for option, names, allowed in (
         ("--operator", operator, PLANNED),
         ("--dtype", dtype, _DTYPES),
         ("--layout", layout, typical.LAYOUTS),
     ):
-        for name in given or ():
+        for name in names or ():
             one_of(option, name, allowed)
     from ..backends.cpu import store
     from ..backends.cpu.units import every, needed
@@ -56,20 +56,20 @@ def warmup(
     if operator or dtype or layout:
         kinds = [dtypes.BY_NAME[name] for name in dtype or _DTYPES]
         schedules = typical.schedules(operator or tuple(PLANNED), kinds, layout or typical.LAYOUTS)
-        wanted = {unit for each in schedules for unit in needed(each)}
-        units = [unit for unit in units if unit in wanted]
+        selected = {unit for each in schedules for unit in needed(each)}
+        units = [unit for unit in units if unit in selected]
     start = time.perf_counter()
-    found = store.find(units)
-    rest = [unit for unit in units if unit not in found]
+    stored = store.find(units)
+    rest = [unit for unit in units if unit not in stored]
     if rest:
         with show.progress(len(rest)) as advance:
-            made = store.compiled(rest, lambda: None)
-            with closing(made):  # an interrupt ends its processes
-                for unit, content in made:
+            compiled = store.compiled(rest, lambda: None)
+            with closing(compiled):  # an interrupt ends its processes
+                for unit, content in compiled:
                     _keep(unit, content)
                     advance(unit)
-    ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
-    rows = [("kernels", (ready, *info.kernels_kept()))]
+    summary = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
+    rows = [("kernels", (summary, *info.kernels_kept()))]
     if not (operator or dtype or layout) and version("torch") != NOT_INSTALLED:
         rows.append(("pytorch", (("layers run", _library()),)))
     show.table(rows)
@@ -96,5 +96,5 @@ def _keep(unit: str, content: bytes) -> None:
     try:
         store.keep(unit, content)
     except OSError as error:
-        what = f"no kernel can be kept ({error})"
-        raise InputError("warmup", what) from None
+        reason = f"no kernel can be kept ({error})"
+        raise InputError("warmup", reason) from None

@@ -39,8 +39,8 @@ def _signature(name: str) -> Mapping[str, inspect.Parameter]:
 
 def choices_of(name: str) -> dict[str, Any]:
     """An operator's arguments that are not tensors, with their defaults or Parameter.empty."""
-    known = _signature(name)
-    return {option: known[option].default for option in PLANNED[name].options}
+    parameters = _signature(name)
+    return {option: parameters[option].default for option in PLANNED[name].options}
 
 
 def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any) -> Plan:
@@ -84,34 +84,34 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
             raise TypeError(f"{argument}: missing; {name} has no default for it")
     options = operator.read_options(**choices)
     outputs = operator.outputs(options)
-    given: dict[str, Any] = {}
+    outs: dict[str, Any] = {}
     out_specs: dict[str, TensorSpec | None] = {}
     for index, value in enumerate(out_entries(outputs, out_tuple(operator, out))):
         title = operator.out_name(index, outputs[index])
-        given[title] = value
+        outs[title] = value
         out_specs[outputs[index].name] = _as_spec(title, value, outputs[index].kind)
     if device is None:
-        where = _where({**{name: arguments.get(name) for name in specs}, **given})
+        where = _where({**{name: arguments.get(name) for name in specs}, **outs})
     else:
         where = devices.named(device)
-    wanted = contract.check(operator, options, specs, out_specs)
-    return Plan(operator, options, specs, wanted, device=where)
+    checked = contract.check(operator, options, specs, out_specs)
+    return Plan(operator, options, specs, checked, device=where)
 
 
 def _where(values: Mapping[str, Any]) -> str:
     """The device of the tensors among these arguments; the CPU if all are specs."""
-    found: tuple[str, str] | None = None
+    first: tuple[str, str] | None = None
     for name, value in values.items():
         if value is None or isinstance(value, TensorSpec):
             continue
         device = frameworks.of(name, value).device(name, value)
         if device == "meta":
             continue
-        if found is None:
+        if first is None:
             devices.check(name, device)
-            found = name, device
-        devices.check_same(name, device, found[1], found[0])
-    return devices.CPU if found is None else found[1]
+            first = name, device
+        devices.check_same(name, device, first[1], first[0])
+    return devices.CPU if first is None else first[1]
 
 
 def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:

@@ -110,7 +110,7 @@ class Aclnn(Steps):
 
     def run(self) -> None:
         request, functions = self.request, self.functions
-        self._needed(f"{request.operator}{_PHASE_1}", request.computed_by or request.operator)
+        self._require(f"{request.operator}{_PHASE_1}", request.computed_by or request.operator)
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
         functions.call(
@@ -121,9 +121,11 @@ class Aclnn(Steps):
         )
         if request.computes:
             if request.runs > 1 or "executor: destroyed" in request.wrong:
-                self._needed("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
+                self._require("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
                 functions.call("aclSetAclOpExecutorRepeatable", executor.value)
-                self.given("executor", self.made(executor.value or 0, "aclDestroyAclOpExecutor"))
+                self.argument(
+                    "executor", self.track(executor.value or 0, "aclDestroyAclOpExecutor")
+                )
             between = "destroyed between the phases"
             self.destroy(
                 *(h for name, h in handles.items() if f"{name}: {between}" in request.wrong)
@@ -131,7 +133,7 @@ class Aclnn(Steps):
             self._compute(executor.value, size.value)
         self.destroy(*(each for each in self.living if each not in self.blocks.values()))
 
-    def _needed(self, *names: str) -> None:
+    def _require(self, *names: str) -> None:
         for name in names:
             if name not in self.functions:
                 raise NotOfferedError(f"no {name}")
@@ -143,7 +145,7 @@ class Aclnn(Steps):
             values, address = memory.bytes(), c_void_p()
             policy = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST
             self.functions.call("aclrtMalloc", address, values.size, policy)
-            self.blocks[memory] = self.made(address.value or 0, "aclrtFree")
+            self.blocks[memory] = self.track(address.value or 0, "aclrtFree")
             self._copy(self.blocks[memory], values.ctypes.data, values.size, "HOST_TO_DEVICE")
         return self.blocks[memory]
 
@@ -164,11 +166,11 @@ class Aclnn(Steps):
             scratch = self.watch("workspace", np.full(size, 0xFF, np.uint8))
             address = self._block("workspace") + scratch.start
         workspace = self.workspace(size, address)
-        given = self.unless("executor: null", executor)
+        handle = self.unless("executor: null", executor)
         name = request.computed_by or request.operator
         before = Outcome()
         for _ in range(2 if "executor: used again" in request.wrong else request.runs):
-            functions.call(name, *workspace, given, self.stream)
+            functions.call(name, *workspace, handle, self.stream)
             functions.call("aclrtSynchronizeStream", self.stream)
             if request.runs > 1:
                 now = Outcome(self.outputs())
@@ -179,12 +181,12 @@ class Aclnn(Steps):
     def _argument(self, name: str, value: Argument) -> Any:
         """Convert an argument to what phase 1 takes."""
         if isinstance(value, Tensor):
-            return self.given(name, self._tensor(name, value))
+            return self.argument(name, self._tensor(name, value))
         if not isinstance(value, tuple):
             return value
         entries = (c_bool * len(value))(*value)
-        made = self._created("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
-        return self.given(name, made)
+        handle = self._created("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
+        return self.argument(name, handle)
 
     def _tensor(self, name: str, tensor: Tensor) -> int:
         """Create a contiguous tensor at its own address, a view at its storage's with an offset."""
@@ -209,7 +211,7 @@ class Aclnn(Steps):
         handle: int | None = self.functions.ask(creator, *arguments)
         if not handle:
             raise RefusedError("null", creator, self.functions.last_error())
-        return self.made(handle, destroyer)
+        return self.track(handle, destroyer)
 
 
 # The suite
@@ -235,7 +237,7 @@ class Case(LibraryCase):
         format: the format of gradOut, input and gradInput.
         vectors_out: the memory layout of the other outputs.
         counter: the dtype of elemt's counter.
-        said: an unusual but allowed description, one of :func:`near`'s ``kept``.
+        description: an unusual but legal description, one of :func:`near`'s ``legal``.
         no_strides: whether contiguous tensors are created without strides.
         more: whether unwanted outputs are given too, and the statistics that the mode ignores.
         runs: how often the executor runs.
@@ -246,13 +248,13 @@ class Case(LibraryCase):
     format: str = "ND"
     vectors_out: str = "contiguous"
     counter: str = "int32"
-    said: str = ""
+    description: str = ""
     no_strides: bool = False
     more: bool = False
     runs: int = 1
 
     steps = Aclnn
-    _never_said = (*OperatorsCase._never_said, "product", "saved_variance")
+    _never_named = (*OperatorsCase._never_named, "product", "saved_variance")
 
     @property
     def operator(self) -> str:
@@ -295,16 +297,16 @@ class Case(LibraryCase):
             arrays["runningMean"] = guarded(arrays["saveMean"])
             arrays["runningVar"] = guarded(arrays["saveInvstd"])
         samples, channels, *positions = arrays["input"].shape
-        given: dict[str, Any] = {"N": samples, "C": channels, "HxW": math.prod(positions)}
+        values: dict[str, Any] = {"N": samples, "C": channels, "HxW": math.prod(positions)}
         for name, option in OPTIONS.items():
-            given[name] = call.choices.get(option)
+            values[name] = call.choices.get(option)
         for name, array in arrays.items():
             format = self.format if name in _DATA else "ND"
-            given[name] = Tensor.of(array, format, self.no_strides)
-        arguments = {row.name: given.get(row.name) for row in translation.contract.rows}
+            values[name] = Tensor.of(array, format, self.no_strides)
+        arguments = {row.name: values.get(row.name) for row in translation.contract.rows}
         request = Request(self.operator, arguments, written, runs=self.runs)
-        if self.said:
-            request = near(self.kind, self.product).kept[self.said](request)
+        if self.description:
+            request = near(self.kind, self.product).legal[self.description](request)
         if self.is_mistake:
             request = mistakes(self.kind, self.product)[self.change](request)
         return request
@@ -319,16 +321,16 @@ class Case(LibraryCase):
 @cache
 def near(kind: str, product: Product) -> Neighbours:
     """The calls near the plain call of a kind. The product must have the kind's operator."""
-    plain = _plain(kind, product)
+    base = _plain(kind, product)
     contract = _TRANSLATIONS[kind].contract
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
-    return neighbours(contract, product, plain.request(), words)
+    return neighbours(contract, product, base.request(), words)
 
 
 def _plain(kind: str, product: Product) -> Case:
     """The plain call with all optional tensors."""
-    (plain,) = suite.part(Topic.PLAIN, kind)
-    return _case(product, plain, more=True)
+    (base,) = suite.part(Topic.PLAIN, kind)
+    return _case(product, base, more=True)
 
 
 @cache
@@ -338,28 +340,28 @@ def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
     operator, contract = translation.contract.name, translation.contract
     if operator not in product.operators:
         return mishandled(f"on {product.name}", computes=False)
-    found = dict(near(kind, product).broken)
-    plain = _plain(kind, product).request()
+    changes = dict(near(kind, product).illegal)
+    base = _plain(kind, product).request()
     for row in contract.parameters:
-        found |= mishandled(f"{row.name}: destroyed", computes=False)
+        changes |= mishandled(f"{row.name}: destroyed", computes=False)
         if row.is_output:
-            one_place = {"strides": (0,) * len(plain.tensors[row.name].dims)}
+            one_place = {"strides": (0,) * len(base.tensors[row.name].dims)}
             change = both(partial(described, [row.name], one_place), only_checked)
-            found[f"{row.name}: one place for all elements"] = change
+            changes[f"{row.name}: one place for all elements"] = change
     if any(scalar.is_pointer for scalar in contract.scalars):
-        found |= mishandled("outputMask: destroyed", computes=False)
+        changes |= mishandled("outputMask: destroyed", computes=False)
     places = ("workspaceSize: no place for it", "executor: no place for it")
-    found |= mishandled(*places, computes=False)
-    found |= mishandled("executor: null", "executor: used again", "executor: destroyed")
+    changes |= mishandled(*places, computes=False)
+    changes |= mishandled("executor: null", "executor: used again", "executor: destroyed")
     for other in sorted(product.operators & {*_TESTED} - {operator})[:1]:
-        found[f"executor: handed to {other}"] = partial(replace, computed_by=other)
-    found |= mishandled("workspace: null", "workspace: a byte short")
+        changes[f"executor: handed to {other}"] = partial(replace, computed_by=other)
+    changes |= mishandled("workspace: null", "workspace: a byte short")
     names = ("gradOut", translation.outputs[0])
-    found |= mishandled(*(f"{name}: destroyed between the phases" for name in names))
+    changes |= mishandled(*(f"{name}: destroyed between the phases" for name in names))
     # Of two mistakes, the null pointer must be reported.
     nulls = "gradOut: float64, and input: null"
-    found[nulls] = both(found["gradOut: float64"], found["input: null"])
-    return found
+    changes[nulls] = both(changes["gradOut: float64"], changes["input: null"])
+    return changes
 
 
 # The cases
@@ -387,9 +389,9 @@ def _is_legal(case: Case) -> bool:
 
 
 def _values(product: Product, kind: str) -> Iterator[Case]:
-    (plain,) = suite.part(Topic.PLAIN, kind)
+    (first,) = suite.part(Topic.PLAIN, kind)
     for dtype in product.dtypes:
-        values = replace(plain, topic=Topic.VALUES, shape=suite.SHAPES[0], dtype=dtype, normal=True)
+        values = replace(first, topic=Topic.VALUES, shape=suite.SHAPES[0], dtype=dtype, normal=True)
         base = _case(product, values)
         yield from varied(base, shape=suite.SHAPES)
         yield from (replace(base, layout=e, normal=e != "expanded") for e in _LAYOUTS)
@@ -411,18 +413,20 @@ def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
         yield replace(base, shape=shape, channel_axis=axis, format=format)
 
 
-def _kept(product: Product, kind: str) -> Iterator[Case]:
+def _at_rules(product: Product, kind: str) -> Iterator[Case]:
     """Calls that just keep each rule; the dtypes take turns."""
-    plain = replace(_plain(kind, product), topic=Topic.VALUES)
-    for said, dtype in zip(near(kind, product).kept, itertools.cycle(product.dtypes)):
-        yield replace(plain, dtype=dtype, said=said, parameters=dtype if dtype in HALVES else "")
+    base = replace(_plain(kind, product), topic=Topic.VALUES)
+    for description, dtype in zip(near(kind, product).legal, itertools.cycle(product.dtypes)):
+        yield replace(
+            base, dtype=dtype, description=description, parameters=dtype if dtype in HALVES else ""
+        )
 
 
 def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
     """The cases of the operators' suite that aclnn can express, some of them in a second form."""
     for each in suite.part(topic, kind):
-        said = (each.layout, each.x_layout, each.vectors, each.out)
-        if each.dtype not in product.dtypes or "negative" in said:
+        layouts = (each.layout, each.x_layout, each.vectors, each.out)
+        if each.dtype not in product.dtypes or "negative" in layouts:
             continue
         if topic in (Topic.MEAN, Topic.SPECIAL, Topic.SIZES) and each.layout != "contiguous":
             continue
@@ -455,24 +459,24 @@ def _all(product: Product) -> tuple[Case, ...]:
     """The cases, topic by topic."""
     offered = product.operators
     kinds = [kind for kind, each in _TRANSLATIONS.items() if each.contract.name in offered]
-    found: dict[Topic, Iterable[Case]] = {
+    by_topic: dict[Topic, Iterable[Case]] = {
         topic: itertools.chain(*(_of_operators(product, kind, topic) for kind in kinds))
         for topic in Topic
         if topic is not Topic.MEMORY  # the suite's own checks of a library's memory would show
     }
-    found[Topic.PLAIN] = (_plain(kind, product) for kind in kinds)
-    values = (make(product, kind) for make in (_values, _kept) for kind in kinds)
-    found[Topic.VALUES] = itertools.chain.from_iterable(values)
+    by_topic[Topic.PLAIN] = (_plain(kind, product) for kind in kinds)
+    values = (make(product, kind) for make in (_values, _at_rules) for kind in kinds)
+    by_topic[Topic.VALUES] = itertools.chain.from_iterable(values)
     wrong = (
         varied(replace(_plain(kind, product), topic=Topic.MISTAKES), change=mistakes(kind, product))
         for kind in ("train", "reduce", "elemt", "group_norm")
     )
-    found[Topic.MISTAKES] = itertools.chain.from_iterable(wrong)
-    return tuple(itertools.chain(*found.values()))
+    by_topic[Topic.MISTAKES] = itertools.chain.from_iterable(wrong)
+    return tuple(itertools.chain(*by_topic.values()))
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or its part for a quick run; see :func:`.suite.cases`."""
     has_variance = facts["saveInvstd"] == "variance"
-    some = thinned(_all(products.find(facts["product"])), _QUICK if quick else 1)
-    return tuple(replace(case, saved_variance=has_variance) for case in some)
+    chosen = thinned(_all(products.find(facts["product"])), _QUICK if quick else 1)
+    return tuple(replace(case, saved_variance=has_variance) for case in chosen)

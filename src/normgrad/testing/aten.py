@@ -28,10 +28,10 @@ def _under_our_name(name: str) -> Callable[..., Any]:
     signature = ours.replace(parameters=parameters)
 
     def function(*tensors: Any, **options: Any) -> Any:
-        given = signature.bind(*tensors, **options)
-        given.apply_defaults()
+        bound = signature.bind(*tensors, **options)
+        bound.apply_defaults()
         # A given invstd already includes eps.
-        values: dict[str, Any] = {"eps": 0.0, **given.arguments}
+        values: dict[str, Any] = {"eps": 0.0, **bound.arguments}
         values.setdefault("bias", values.get("weight"))  # ATen's gradient reads only its shape
         if name in _CHANGING:
             running = [name for name in _RUNNING if values[name] is not None]

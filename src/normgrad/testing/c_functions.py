@@ -39,18 +39,18 @@ class Functions:
         self, libraries: Sequence[str], find: Callable[[Function], Callable[..., Any] | None]
     ) -> None:
         self._known = {each.name: each for library in libraries for each in functions_of(library)}
-        found = ((name, find(function)) for name, function in self._known.items())
-        self._found = {name: each for name, each in found if each is not None}
+        pairs = ((name, find(function)) for name, function in self._known.items())
+        self._callables = {name: each for name, each in pairs if each is not None}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._found
+        return name in self._callables
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Call a function and return its result: a status, a number, or an address."""
         addresses = (
             ctypes.addressof(each) if isinstance(each, _Place) else each for each in arguments
         )
-        return self._found[name](*addresses)
+        return self._callables[name](*addresses)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function that returns a status, and check that status.
@@ -68,8 +68,8 @@ class Functions:
     def last_error(self) -> str:
         """The first line of the library's message about its last error; empty without one."""
         text = self.ask("aclGetRecentErrMsg") if "aclGetRecentErrMsg" in self else None
-        said = ctypes.string_at(text).decode(errors="replace") if text else ""
-        return next(iter(said.splitlines()), "")
+        message = ctypes.string_at(text).decode(errors="replace") if text else ""
+        return next(iter(message.splitlines()), "")
 
 
 def of_libraries(libraries: Sequence[ctypes.CDLL]) -> Callable[[Function], Any]:
@@ -78,9 +78,9 @@ def of_libraries(libraries: Sequence[ctypes.CDLL]) -> Callable[[Function], Any]:
     def find(function: Function) -> Any:
         for library in libraries:
             with suppress(AttributeError):
-                found = getattr(library, function.name)
-                found.argtypes, found.restype = function.arguments, function.result
-                return found
+                symbol = getattr(library, function.name)
+                symbol.argtypes, symbol.restype = function.arguments, function.result
+                return symbol
         return None
 
     return find

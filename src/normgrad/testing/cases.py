@@ -85,20 +85,20 @@ class Case:
     #: Changes to special values, by name.
     twists: ClassVar[Mapping[str, changes.Change]] = changes.TWISTS
     #: Fields that every name has, after the topic and the kind, and fields that ``name`` skips.
-    _always_said: ClassVar[tuple[str, ...]] = ("shape", "dtype", "layout")
-    _never_said: ClassVar[tuple[str, ...]] = ("topic", "kind", "normal")
+    _always_named: ClassVar[tuple[str, ...]] = ("shape", "dtype", "layout")
+    _never_named: ClassVar[tuple[str, ...]] = ("topic", "kind", "normal")
 
     @property
     def name(self) -> str:
         """A unique line for the case: the fields of every name, then those that are not default."""
-        said = [self.topic.name.lower(), self.kind]
-        said += [_spelled(getattr(self, name)) for name in self._always_said]
+        words = [self.topic.name.lower(), self.kind]
+        words += [_spelled(getattr(self, name)) for name in self._always_named]
         for field in sorted(fields(self), key=lambda field: field.name == "change"):
             value = getattr(self, field.name)
-            is_said = field.name in (*self._always_said, *self._never_said)
-            if value != field.default and not is_said:
-                said.append(f"{field.name}={_spelled(value)}")
-        return "/".join(said)
+            is_listed = field.name in (*self._always_named, *self._never_named)
+            if value != field.default and not is_listed:
+                words.append(f"{field.name}={_spelled(value)}")
+        return "/".join(words)
 
     def __str__(self) -> str:
         return self.name
@@ -132,15 +132,15 @@ class Case:
 
     def call(self) -> Call:
         """Make the call's tensors, with the same values each time."""
-        made = self.unchanged()
+        call = self.unchanged()
         if self.change:
-            known = changes.mistakes(made) if self.is_mistake else self.twists
-            known[self.change].make(made)
-        return made
+            known = changes.mistakes(call) if self.is_mistake else self.twists
+            known[self.change].make(call)
+        return call
 
     def unchanged(self) -> Call:
         """The call without its change."""
-        made = make(
+        call = make(
             self.kind,
             self.shape,
             dtype=self.dtype,
@@ -152,19 +152,19 @@ class Case:
             num_groups=self.groups,
             mean=self.mean,
         )
-        made.tensors.update(dict.fromkeys(self.absent))
+        call.tensors.update(dict.fromkeys(self.absent))
         if self.vectors != "contiguous":
-            for name, value in made.given.items():
-                if changes.is_vector(made, name):
-                    made.tensors[name] = lay_out(value, self.vectors)
+            for name, value in call.given.items():
+                if changes.is_vector(call, name):
+                    call.tensors[name] = lay_out(value, self.vectors)
         if self.mask:
-            made.options |= changes.masked(made, self.mask)
+            call.options |= changes.masked(call, self.mask)
         if self.out in IN_PLACE:
-            made.give(made.tensors[IN_PLACE[self.out]])
+            call.give(call.tensors[IN_PLACE[self.out]])
         elif self.out:
-            like = made.given["input"]
-            made.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
-        return made
+            like = call.given["input"]
+            call.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
+        return call
 
 
 _Case = TypeVar("_Case", bound=Case)

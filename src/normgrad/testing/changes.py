@@ -242,15 +242,15 @@ def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
     return Change("input", put)
 
 
-def _given(make: Callable[[Array], Array]) -> Change:
+def _with_out(make: Callable[[Array], Array]) -> Change:
     """A change that gives the call a data output, which ``make`` makes from the input."""
     return Change("out", lambda call: call.give(make(call.given["input"])))
 
 
 def _read_only(like: Array) -> Array:
-    made = np.full_like(like, np.nan)
-    made.flags.writeable = False
-    return made
+    array = np.full_like(like, np.nan)
+    array.flags.writeable = False
+    return array
 
 
 def _partly_over(call: Call) -> None:
@@ -299,7 +299,7 @@ _OUT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
 
 def mistakes(call: Call) -> dict[str, Change]:
     """The mistakes to try in a call, by name."""
-    found: dict[str, Change] = {}
+    by_name: dict[str, Change] = {}
     for parameter in call.operator.parameters:
         name = parameter.name
         if name not in call.given:
@@ -312,18 +312,18 @@ def mistakes(call: Call) -> dict[str, Change]:
             tried |= _FLOAT_MISTAKES
         if parameter.required:
             tried["missing"] = lambda old: None
-        found |= {f"{name}: {what}": of_tensor(name, change) for what, change in tried.items()}
+        by_name |= {f"{name}: {title}": of_tensor(name, change) for title, change in tried.items()}
     if "num_groups" in call.choices:
-        found["num_groups: no divisor"] = Change("num_groups", _no_divisor)
+        by_name["num_groups: no divisor"] = Change("num_groups", _no_divisor)
     one_axis = _reshaped(lambda shape: (-1,))
     if "normalized_shape" in call.choices:  # one axis may be a row, but not of this length
         one_axis = replace(one_axis, argument="normalized_shape")
-    found["input: one axis"] = one_axis
-    found["input: nine axes"] = _reshaped(lambda shape: (*shape, *[1] * (9 - len(shape))))
+    by_name["input: one axis"] = one_axis
+    by_name["input: nine axes"] = _reshaped(lambda shape: (*shape, *[1] * (9 - len(shape))))
     for name, values in _OPTION_MISTAKES.items():
         if name in call.choices:
-            found |= {f"{name}: {value!r}": _option(name, value) for value in values}
+            by_name |= {f"{name}: {value!r}": _option(name, value) for value in values}
     if any(output.kind is Kind.DATA for output in call.outputs):
-        found |= {f"out: {what}": _given(make) for what, make in _OUT_MISTAKES.items()}
-        found["out: partly over input"] = Change("out", _partly_over)
-    return found
+        by_name |= {f"out: {title}": _with_out(make) for title, make in _OUT_MISTAKES.items()}
+        by_name["out: partly over input"] = Change("out", _partly_over)
+    return by_name

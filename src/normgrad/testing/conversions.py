@@ -19,8 +19,8 @@ class NotOfferedError(Exception):
     """An implementation does not offer what a call needs, which is no fault."""
 
 
-class Passed(NamedTuple):
-    """A tensor as it is passed to an implementation.
+class Counterpart(NamedTuple):
+    """An array's tensor in an implementation's framework.
 
     Attributes:
         tensor: the tensor, over the array's own memory where the framework and device allow.
@@ -31,12 +31,12 @@ class Passed(NamedTuple):
     fetch: Callable[[], object] = lambda: None
 
 
-def to_numpy(value: Array) -> Passed:
+def to_numpy(value: Array) -> Counterpart:
     """The array itself."""
-    return Passed(value)
+    return Counterpart(value)
 
 
-def to_torch(value: Array, device: str = "cpu") -> Passed:
+def to_torch(value: Array, device: str = "cpu") -> Counterpart:
     """A PyTorch tensor with the array's values and strides on a device of PyTorch's.
 
     Raises:
@@ -50,29 +50,29 @@ def to_torch(value: Array, device: str = "cpu") -> Passed:
     tensor = torch.from_numpy(value.view(np.uint16) if half else value)
     tensor = tensor.view(torch.bfloat16) if half else tensor
     if device == "cpu":
-        return Passed(tensor)
+        return Counterpart(tensor)
     # Copy all memory that the tensor spans, to keep its strides on the device.
     _, last = layout.extent(tensor.shape, tensor.stride())
     flat = tensor.as_strided((last + 1,), (1,))
     there = flat.to(device, copy=True)
-    passed = there.as_strided(tensor.shape, tensor.stride())
-    return Passed(passed, lambda: flat.copy_(there))
+    view = there.as_strided(tensor.shape, tensor.stride())
+    return Counterpart(view, lambda: flat.copy_(there))
 
 
-def to_dlpack(value: Array, from_dlpack: Callable[[Any], Any]) -> Passed:
+def to_dlpack(value: Array, from_dlpack: Callable[[Any], Any]) -> Counterpart:
     """What a framework's ``from_dlpack`` makes of the array's memory, which it may copy.
 
     Raises:
         NotOfferedError: the framework refuses it.
     """
     try:
-        return Passed(from_dlpack(dlpack.producer_of(value)))
+        return Counterpart(from_dlpack(dlpack.producer_of(value)))
     except Exception as error:
         raise NotOfferedError(f"from_dlpack: {first_line(error)}") from None
 
 
 #: What makes a function that passes arrays, by an implementation's ``framework``.
-FRAMEWORKS: Mapping[str, Callable[[Any, str], Callable[[Array], Passed]]] = {
+FRAMEWORKS: Mapping[str, Callable[[Any, str], Callable[[Array], Counterpart]]] = {
     "numpy": lambda operators, device: to_numpy,
     "torch": lambda operators, device: lambda value: to_torch(value, device),
     "dlpack": lambda operators, device: (
@@ -120,8 +120,8 @@ def outputs(call: Call, result: Any) -> dict[str, Array]:
         TypeError: something else is in it.
     """
     values = (result,) if call.operator.out_is_tensor else tuple(result)
-    named = zip(call.results, values, strict=False)
-    return {name: to_array(value) for name, value in named if value is not None}
+    pairs = zip(call.results, values, strict=False)
+    return {name: to_array(value) for name, value in pairs if value is not None}
 
 
 def first_line(error: Exception) -> str:

@@ -68,11 +68,11 @@ class Infiniop(Steps):
             functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
     def run(self) -> None:
-        handle = self._made("handle")
+        handle = self._create("handle")
         tensors = {name: self._described(each) for name, each in self.request.tensors.items()}
-        owner = self.given("handle", handle)
-        values = [self.given(name, each) for name, each in tensors.items()]
-        operator = self._made("operator", (owner,), values)
+        owner = self.argument("handle", handle)
+        values = [self.argument(name, each) for name, each in tensors.items()]
+        operator = self._create("operator", (owner,), values)
         self.destroy(*tensors.values())  # the operator keeps its own copies
         size = c_size_t()
         self.functions.call(_SIZE, self.unless("operator: null", operator), self._to(_SIZE, size))
@@ -88,7 +88,7 @@ class Infiniop(Steps):
         ]
         self.functions.call(
             _RUN,
-            self.unless("operator: null when computing", self.given("operator", operator)),
+            self.unless("operator: null when computing", self.argument("operator", operator)),
             *self.workspace(size, scratch.ctypes.data),
             *data,
             None,
@@ -96,18 +96,18 @@ class Infiniop(Steps):
         if "infinirtDeviceSynchronize" in self.functions:
             self.functions.call("infinirtDeviceSynchronize")
 
-    def _made(self, kind: str, before: tuple[Any, ...] = (), after: Any = ()) -> int:
+    def _create(self, kind: str, before: tuple[Any, ...] = (), after: Any = ()) -> int:
         """Create an object; the result's pointer stands between the arguments before and after."""
         creator, destroyer = _MAKERS[kind]
-        made = c_void_p()
-        self.functions.call(creator, *before, self._to(creator, made), *after)
-        return self.made(made.value or 0, destroyer)
+        pointer = c_void_p()
+        self.functions.call(creator, *before, self._to(creator, pointer), *after)
+        return self.track(pointer.value or 0, destroyer)
 
     def _described(self, tensor: Tensor) -> int:
         rank = len(tensor.dims)
         dims, steps = (c_size_t * rank)(*tensor.dims), (c_ssize_t * rank)(*tensor.strides)
         strides = None if tensor.null_strides else steps
-        return self._made("tensor", (), (rank, dims, strides, _CODES[tensor.dtype_name]))
+        return self._create("tensor", (), (rank, dims, strides, _CODES[tensor.dtype_name]))
 
     def _to(self, function: str, result: Any) -> Any:
         return self.unless(f"{function}: no place for the result", result)
@@ -157,7 +157,7 @@ class Case(LibraryCase):
     null: str = ""
     loose: bool = False
 
-    _always_said = ("shape", "dtype")
+    _always_named = ("shape", "dtype")
     steps = Infiniop
     twists = TWISTS
     names = _NAMES
@@ -212,25 +212,25 @@ _PLAIN = Case(Topic.PLAIN)
 def mistakes() -> Mapping[str, Change]:
     """The mistakes to try in the plain call, by name."""
     near = neighbours(CONTRACT, ANY_PRODUCT, _PLAIN.request(), DTYPES)
-    found = dict(near.broken)
+    changes = dict(near.illegal)
     for name in (*OUTPUTS, *INPUTS):
-        found |= mishandled(f"{name}: destroyed", computes=False)
-        found |= mishandled(f"{name}: null memory")
-    found |= mishandled("handle: null", "handle: destroyed", "operator: null", computes=False)
-    found |= mishandled("operator: null when computing", "operator: destroyed")
+        changes |= mishandled(f"{name}: destroyed", computes=False)
+        changes |= mishandled(f"{name}: null memory")
+    changes |= mishandled("handle: null", "handle: destroyed", "operator: null", computes=False)
+    changes |= mishandled("operator: null when computing", "operator: destroyed")
     for creator, destroyer in (*_MAKERS.values(), (_SIZE, "")):
-        found |= mishandled(f"{creator}: no place for the result", computes=False)
+        changes |= mishandled(f"{creator}: no place for the result", computes=False)
         if destroyer:
-            found |= mishandled(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
-    found |= mishandled("workspace: null", "workspace: a byte short")
+            changes |= mishandled(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
+    changes |= mishandled("workspace: null", "workspace: a byte short")
     # Of two mistakes, the first in the order of checks must be reported.
     for first, second in (
         ("running_var: null", "weight: F64"),
         ("weight: F64", "grad_bias: an element short"),
         ("grad_bias: an element short", "input: gaps between rows"),
     ):
-        found[f"{first}, and {second}"] = both(found[second], found[first])
-    return found
+        changes[f"{first}, and {second}"] = both(changes[second], changes[first])
+    return changes
 
 
 # The cases

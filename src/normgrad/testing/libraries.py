@@ -205,10 +205,10 @@ class Steps(ABC):
 
     def outputs(self) -> dict[str, Array]:
         """The outputs' values now."""
-        found = {name: self.memory[name] for name in self.request.written}
+        memories = {name: self.memory[name] for name in self.request.written}
         return {
             name: memory.view(self.now(memory)).copy().view(memory.value.dtype)
-            for name, memory in found.items()
+            for name, memory in memories.items()
         }
 
     def now(self, memory: Watched) -> Array:
@@ -228,13 +228,13 @@ class Steps(ABC):
         """The value; None, for a null pointer, if the request has this mistake."""
         return None if words in self.request.wrong else value
 
-    def given(self, name: str, handle: int) -> Any:
+    def argument(self, name: str, handle: int) -> Any:
         """A handle as an argument; the request's mistakes may destroy it first or make it null."""
         if f"{name}: destroyed" in self.request.wrong:
             self.destroy(handle)
         return self.unless(f"{name}: null", handle)
 
-    def made(self, handle: int, destroyer: str) -> int:
+    def track(self, handle: int, destroyer: str) -> int:
         """Note how a new handle is to be destroyed, and return the handle."""
         self.living[handle] = destroyer
         return handle
@@ -327,8 +327,8 @@ class LibraryCase(Case, ABC):
             with np.errstate(all="ignore"):
                 wide["save_invstd"] = 1 / np.sqrt(wide["save_invstd"] + self.eps_of_variance)
             call = Call(call.name, {**call.tensors, **wide}, call.options)
-        found = call.exact()
-        return {self.names[name]: exact for name, exact in found.items()}
+        exacts = call.exact()
+        return {self.names[name]: exact for name, exact in exacts.items()}
 
     def status(self) -> str:
         """The status with which normgrad's own dialect refuses the same wrong request."""
@@ -348,7 +348,7 @@ class LibraryCase(Case, ABC):
         data = tensors["input"]
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
         for output in call.outputs:
-            name, given = self.names[output.name], call.first_out
+            name, out = self.names[output.name], call.first_out
             if not (output.wanted or all_outputs):
                 continue
             if output.kind is not Kind.DATA:
@@ -357,7 +357,7 @@ class LibraryCase(Case, ABC):
             elif self.out in IN_PLACE:
                 arrays[name] = arrays[self.names[IN_PLACE[self.out]]]
             else:
-                new = np.full(data.shape, np.nan, data.dtype) if given is None else given
+                new = np.full(data.shape, np.nan, data.dtype) if out is None else out
                 arrays[name] = guarded(new)
         return arrays, tuple(self.names[each.name] for each in call.outputs if each.wanted)
 

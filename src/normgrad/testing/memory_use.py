@@ -1,4 +1,4 @@
-"""The memory that this process uses, as a leak shows in it."""
+"""The memory that this process uses, measured so that leaks show."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def _mallinfo2() -> Callable[[], _Info] | None:
 def _used() -> _Used:
     gc.collect()  # a whole collection also empties Python's lists of free objects
     info = _mallinfo2()
-    found = info() if info is not None else None
-    allocated = 0 if found is None else int(found.uordblks + found.hblkhd)
+    counters = info() if info is not None else None
+    allocated = 0 if counters is None else int(counters.uordblks + counters.hblkhd)
     return _Used(allocated, sys.getallocatedblocks())
 
 
-def kept(call: Callable[[], object]) -> str:
+def leak_of(call: Callable[[], object]) -> str:
     """Repeat a call; say what it leaves each time, or return an empty string if it leaves nothing.
 
     Only what grows in every round counts: a cache that is filled once is no leak.
@@ -65,12 +65,12 @@ def kept(call: Callable[[], object]) -> str:
     collects = gc.isenabled()
     gc.disable()
     gc.freeze()  # collections then look at what is made from here on, which takes less time
-    used: list[_Used] = []
+    samples: list[_Used] = []
     try:
         for _ in range(ROUNDS + 1):
             for _ in range(CALLS):
                 call()
-            used.append(_used())
+            samples.append(_used())
     finally:
         gc.unfreeze()
         if collects:
@@ -79,7 +79,7 @@ def kept(call: Callable[[], object]) -> str:
     size, blocks = (
         max(0, min(later - earlier for earlier, later in itertools.pairwise(values)) + _FREED)
         // CALLS
-        for values in zip(*used, strict=True)
+        for values in zip(*samples, strict=True)
     )
     if size < _LEAST and not blocks:
         return ""

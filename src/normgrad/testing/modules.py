@@ -40,7 +40,7 @@ _TOPICS = (
     Topic.DETERMINISM,
 )
 #: Fields of cases that describe what a module does not take.
-_NOT_TAKEN = (
+_FIXED_FIELDS = (
     "x_dtype",
     "parameters",
     "x_layout",
@@ -143,23 +143,23 @@ def _exact(step: Step) -> dict[str, Exact]:
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:
     """The cases of the operators' suite that a module with these facts can be asked for."""
     kind, parameters = facts["kind"], int(facts["parameters"])
-    found: dict[str, ModuleCase] = {}
+    by_name: dict[str, ModuleCase] = {}
     for case in suite.cases(quick, (kind,)):
         every = {field.name: getattr(case, field.name) for field in fields(Case)}
-        plain = Case(case.topic, case.kind, case.shape)
-        is_taken = all(every[name] == getattr(plain, name) for name in _NOT_TAKEN)
+        defaults = Case(case.topic, case.kind, case.shape)
+        fits = all(every[name] == getattr(defaults, name) for name in _FIXED_FIELDS)
         is_of_input = not case.change or (
             case.topic is Topic.SPECIAL and TWISTS[case.change].argument == "input"
         )
-        if case.topic in _TOPICS and is_taken and is_of_input:
+        if case.topic in _TOPICS and fits and is_of_input:
             every["absent"] = tuple(_vectors(case.call())[parameters:])
             every["normal"] = False  # that bound is for statistics which were rounded once
             if len(case.shape) > 3 and "normalized_shape" in case.call().options:
                 # Many modules normalise the last axis, whatever shape they are made with.
                 every["shape"] = (*case.shape[:2], math.prod(case.shape[2:]))
-            made = ModuleCase(**every)
-            found.setdefault(made.name, made)
-    return tuple(found.values())
+            module_case = ModuleCase(**every)
+            by_name.setdefault(module_case.name, module_case)
+    return tuple(by_name.values())
 
 
 class Module(Implementation):
@@ -178,25 +178,25 @@ class Module(Implementation):
 
     suite, strict = "modules", False
 
-    def __init__(self, name: str, made: Any) -> None:
-        self.name, self._made = name, made
-        self._device = str(getattr(made, "device", "cpu"))
-        spelled = made.__name__.lower().replace("_", "")
+    def __init__(self, name: str, cls: Any) -> None:
+        self.name, self._cls = name, cls
+        self._device = str(getattr(cls, "device", "cpu"))
+        spelled = cls.__name__.lower().replace("_", "")
         kinds = [kinds for word, kinds in KINDS.items() if word in spelled]
         if not kinds:
             raise SubjectError(
-                f"{name}: a module named {made.__name__}; allowed: a name with BatchNorm, "
+                f"{name}: a module named {cls.__name__}; allowed: a name with BatchNorm, "
                 "GroupNorm, LayerNorm or RMSNorm in it"
             )
         forward, _ = kinds[0]
-        plain = ModuleCase(Topic.PLAIN, forward, (3, 4, 5))
+        case = ModuleCase(Topic.PLAIN, forward, (3, 4, 5))
         try:
-            parameters = list(self._module(plain.request()).parameters())
+            parameters = list(self._module(case.request()).parameters())
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise SubjectError(f"{name}: cannot be made: {reason}") from error
         self.facts = {
-            "operators": plain.operator,
+            "operators": case.operator,
             "kind": forward,
             "parameters": str(len(parameters)),
             "tensors": f"torch, {self._device}",
@@ -206,9 +206,9 @@ class Module(Implementation):
         options = step.call.options
         channels = step.call.given["input"].shape[1]
         if "normalized_shape" in options:
-            return self._made(*options["normalized_shape"], eps=options["eps"])
+            return self._cls(*options["normalized_shape"], eps=options["eps"])
         groups = [options["num_groups"]] if "num_groups" in options else []
-        return self._made(*groups, channels, eps=options["eps"])
+        return self._cls(*groups, channels, eps=options["eps"])
 
     def once(self, call: Step) -> Outcome:
         import torch
@@ -217,35 +217,35 @@ class Module(Implementation):
         watched = {"input": Watched(x), "grad_out": Watched(dy)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            passed, gradient = (to_torch(each, self._device) for each in (x, dy))
+            data, gradient = (to_torch(each, self._device) for each in (x, dy))
             vectors = {name: to_torch(each).tensor for name, each in call.vectors.items()}
             try:
-                module = self._module(call).to(self._device, passed.tensor.dtype)
+                module = self._module(call).to(self._device, data.tensor.dtype)
                 parameters = dict(zip(vectors, module.parameters(), strict=True))
                 with torch.no_grad():
                     for name, parameter in parameters.items():
                         parameter.copy_(vectors[name])
-                output = module(passed.tensor.requires_grad_())
+                output = module(data.tensor.requires_grad_())
                 output.backward(gradient.tensor)
             except NotImplementedError as error:
                 raise NotOfferedError(first_line(error) or "not implemented") from None
             except Exception as error:
                 return Outcome(error=(type(error).__name__, first_line(error)))
-        wanted = {"output": x, "grad_input": x}
-        wanted |= {f"grad_{name}": value for name, value in call.vectors.items()}
-        tensors = [output, passed.tensor.grad, *(each.grad for each in parameters.values())]
+        expected = {"output": x, "grad_input": x}
+        expected |= {f"grad_{name}": value for name, value in call.vectors.items()}
+        tensors = [output, data.tensor.grad, *(each.grad for each in parameters.values())]
         faults, outputs = [], {}
-        for (name, like), tensor in zip(wanted.items(), tensors, strict=True):
+        for (name, like), tensor in zip(expected.items(), tensors, strict=True):
             if tensor is None:
                 faults.append(f"{name}: not there")
                 continue
-            found = outputs[name] = to_array(tensor)
-            if (found.shape, found.dtype) != (like.shape, like.dtype):
-                what = f"{found.dtype} of shape {found.shape}"
-                faults.append(f"{name}: {what}; allowed: {like.dtype} of shape {like.shape}")
-        for each in (passed, gradient):
+            array = outputs[name] = to_array(tensor)
+            if (array.shape, array.dtype) != (like.shape, like.dtype):
+                text = f"{array.dtype} of shape {array.shape}"
+                faults.append(f"{name}: {text}; allowed: {like.dtype} of shape {like.shape}")
+        for each in (data, gradient):
             each.fetch()
-        said = ((name, memory.fault(written=False)) for name, memory in watched.items())
+        texts = ((name, memory.fault(written=False)) for name, memory in watched.items())
         return Outcome(
-            outputs, faults=(*faults, *(f"{name}: {what}" for name, what in said if what))
+            outputs, faults=(*faults, *(f"{name}: {text}" for name, text in texts if text))
         )

@@ -19,7 +19,7 @@ from .libraries import Change, Request, Tensor, both, described, giving, mishand
 from .tensors import Shape
 
 #: Other descriptions of a tensor: a word for each, and the fields that differ.
-Said = Iterator[tuple[str, dict[str, Any]]]
+Descriptions = Iterator[tuple[str, dict[str, Any]]]
 
 _AXES = (
     *("no axis", "one axis", "two axes", "three axes", "four axes", "five axes", "six axes"),
@@ -31,15 +31,15 @@ class Neighbours(NamedTuple):
     """The calls near a legal one, each by its name.
 
     Attributes:
-        kept: changes of the request that keep the contract.
-        broken: changes that break it.
+        legal: changes of the request that keep the contract.
+        illegal: changes that break it.
     """
 
-    kept: Mapping[str, Change]
-    broken: Mapping[str, Change]
+    legal: Mapping[str, Change]
+    illegal: Mapping[str, Change]
 
 
-def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Descriptions:
     """Other descriptions of a tensor near a rule of its row, some within it and some beyond."""
     dims, strides = tensor.dims, tensor.strides
     if rule.aspect is rules.Aspect.DTYPE:
@@ -82,41 +82,41 @@ def _of_dims(dims: Shape) -> dict[str, Any]:
 
 
 def neighbours(
-    contract: rules.Contract, product: rules.Product, plain: Request, dtypes: Mapping[str, str]
+    contract: rules.Contract, product: rules.Product, base: Request, dtypes: Mapping[str, str]
 ) -> Neighbours:
     """The calls near a legal one, which has all optional tensors, on both sides of each rule.
 
     The product must have the operator. ``dtypes`` has the names of the dtypes to try, by the words
     for them in the calls' names.
     """
-    kept: dict[str, Change] = {}
-    broken: dict[str, Change] = {}
-    for name, change in _changes(contract, product, plain, dtypes):
-        changed = change(plain)
+    legal: dict[str, Change] = {}
+    illegal: dict[str, Change] = {}
+    for name, change in _changes(contract, product, base, dtypes):
+        changed = change(base)
         if not keeps(contract, product, changed):
-            broken[name] = both(change, only_checked)
-        elif _is_true(contract, plain, changed):
-            kept[name] = change
-    return Neighbours(kept, broken)
+            illegal[name] = both(change, only_checked)
+        elif _is_true(contract, base, changed):
+            legal[name] = change
+    return Neighbours(legal, illegal)
 
 
 def keeps(contract: rules.Contract, product: rules.Product, request: Request) -> bool:
     """Whether a request's arguments keep a contract on a product that has the operator."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: None if f"{name}: null" in request.wrong else value
         for name, value in request.arguments.items()
     }
     try:
-        rules.check(rules.Call(contract, product, given), (product,))
+        rules.check(rules.Call(contract, product, arguments), (product,))
     except rules.ContractError:
         return False
     return True
 
 
 def _changes(
-    contract: rules.Contract, product: rules.Product, plain: Request, dtypes: Mapping[str, str]
+    contract: rules.Contract, product: rules.Product, base: Request, dtypes: Mapping[str, str]
 ) -> Iterator[tuple[str, Change]]:
-    tensors = plain.tensors
+    tensors = base.tensors
     data = [name for name, each in tensors.items() if each.dims == tensors["input"].dims]
     for row in contract.parameters:
         if row.name not in tensors:
@@ -128,14 +128,14 @@ def _changes(
             groups |= {"data": data, "all": list(tensors)}
         for title, names in groups.items():
             for rule in of_row:
-                for word, said in _near(rule, tensors[row.name], dtypes):
-                    is_other = any(getattr(tensors[row.name], k) != v for k, v in said.items())
-                    if is_other and (title != "all" or "dtype_name" in said):
-                        yield f"{title}: {word}", partial(described, names, said)
+                for word, fields in _near(rule, tensors[row.name], dtypes):
+                    is_other = any(getattr(tensors[row.name], k) != v for k, v in fields.items())
+                    if is_other and (title != "all" or "dtype_name" in fields):
+                        yield f"{title}: {word}", partial(described, names, fields)
     for scalar in contract.scalars:
         if scalar.is_pointer:
             yield from mishandled(f"{scalar.name}: null").items()
-        for value in _near_value(plain.arguments[scalar.name]):
+        for value in _near_value(base.arguments[scalar.name]):
             yield f"{scalar.name}: {value}", partial(giving, scalar.name, value)
 
 

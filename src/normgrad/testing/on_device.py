@@ -9,27 +9,27 @@ from .conversions import to_array, to_torch
 from .tensors import FORWARD, GRADIENTS
 
 
-def cases(held: int) -> list[Case]:
+def cases(capacity: int) -> list[Case]:
     """Small cases of every operator, in both dtypes, layouts and, where there is a choice, passes.
 
     Compilation takes most of the time, so not all combinations occur: operators alternate between
     float32 and bfloat16 for the same shape.
 
     Args:
-        held: the number of elements that one GPU program can hold. The second case of each operator
-            has more per channel and per group. Group norm has a third case, of two axes.
+        capacity: the number of elements that one GPU program can hold. The second case of each
+            operator has more per channel and per group. Group norm has a third case, of two axes.
     """
-    shapes = ((3, 8, 5, 7), (2, 4, held))
+    shapes = ((3, 8, 5, 7), (2, 4, capacity))
     looks = (("float32", "contiguous"), ("bfloat16", "channels_last"))
-    found = []
+    chosen = []
     for kind in (*GRADIENTS, *FORWARD):
         groups = 2 if "group" in kind else 1
         for shape, (dtype, layout) in zip(shapes, looks, strict=True):
-            found.append(Case(Topic.VALUES, kind, shape, dtype, layout=layout, groups=groups))
+            chosen.append(Case(Topic.VALUES, kind, shape, dtype, layout=layout, groups=groups))
         if groups > 1:
-            found.append(Case(Topic.VALUES, kind, (9, 202), groups=groups))
+            chosen.append(Case(Topic.VALUES, kind, (9, 202), groups=groups))
         looks = looks[::-1]
-    return found
+    return chosen
 
 
 def outside(case: Case, device: str) -> list[str]:
@@ -39,17 +39,19 @@ def outside(case: Case, device: str) -> list[str]:
         name: None if value is None else to_torch(value, device).tensor
         for name, value in call.tensors.items()
     }
-    made = plan(call.name, **tensors, **call.options)
-    ours = made.run(**tensors)
+    gradients_plan = plan(call.name, **tensors, **call.options)
+    ours = gradients_plan.run(**tensors)
     exact = call.exact()
-    found = []
-    for name, value in zip(call.results, [ours] if made.out_is_tensor else ours, strict=True):
+    texts = []
+    for name, value in zip(
+        call.results, [ours] if gradients_plan.out_is_tensor else ours, strict=True
+    ):
         if value is None:
             continue
         units = precision.error(to_array(value), exact[name], call.arithmetic).max()
         if units > 1:
-            found.append(
+            texts.append(
                 f"{call.name} ({case.kind}) in {case.dtype}, {case.layout}, of shape {case.shape}, "
-                f"by '{made.path}': {name} is off by {units:.3g} times its bound"
+                f"by '{gradients_plan.path}': {name} is off by {units:.3g} times its bound"
             )
-    return found
+    return texts

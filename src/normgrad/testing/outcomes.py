@@ -115,15 +115,15 @@ class Judged:
         is_computed = bool(math.prod(self.case.shape) and self.counts.any())
         return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.MET and is_computed)
 
-    def beside(self, plain: Judged | None) -> Judged:
+    def beside(self, base: Judged | None) -> Judged:
         """The verdict on a wrong call, given the verdict on the plain call without the mistake.
 
         An error shows that the mistake was noticed only if the plain call is answered.
         """
         is_refusal = self.case.is_mistake and self.verdict is Verdict.MET
-        if not is_refusal or plain is None or plain.is_answer:
+        if not is_refusal or base is None or base.is_answer:
             return self
-        detail = f"without its mistake the call is {plain.verdict.value} too: {plain.detail}"
+        detail = f"without its mistake the call is {base.verdict.value} too: {base.detail}"
         return replace(self, verdict=Verdict.ABSENT, detail=detail)
 
 
@@ -177,17 +177,17 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
 def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
     allowed = case.status()
     if outcome.error is None:
-        what = f"success; allowed: {allowed}" if allowed else "nothing was said"
-        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: {what}")
+        reply = f"success; allowed: {allowed}" if allowed else "nothing was said"
+        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: {reply}")
     if outcome.faults:
         return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
     kind, text = outcome.error
     if allowed:
         detail, is_right = f"{case.change}: {kind} ({text})", kind == allowed
     else:
-        named = mistakes(case.unchanged())[case.change].argument
-        allowed = f"a TypeError or ValueError that begins with {named}"
-        is_named = kind in ("TypeError", "ValueError") and text.startswith(named)
+        argument = mistakes(case.unchanged())[case.change].argument
+        allowed = f"a TypeError or ValueError that begins with {argument}"
+        is_named = kind in ("TypeError", "ValueError") and text.startswith(argument)
         detail, is_right = f"{kind}: {text}", is_named or not strict
     if not is_right:
         return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
@@ -203,17 +203,17 @@ def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]
     plan = normgrad.plan(call.name, **call.tensors, **call.options, out=call.out)
     wrong = []
     for name, output, spec in zip(call.results, call.outputs, plan.output_specs, strict=True):
-        found = outputs.get(name)
+        array = outputs.get(name)
         if spec is None:
-            if found is not None and strict:
+            if array is not None and strict:
                 wrong.append(f"{name}: not asked for")
             continue
-        if found is None:
+        if array is None:
             wrong.append(f"{name}: not there")
-        elif found.shape != spec.shape:
-            wrong.append(f"{name}: shape {found.shape}; allowed: {spec.shape}")
-        elif dtypes.from_numpy(found.dtype) not in (
+        elif array.shape != spec.shape:
+            wrong.append(f"{name}: shape {array.shape}; allowed: {spec.shape}")
+        elif dtypes.from_numpy(array.dtype) not in (
             dtypes.FLOATS if output.is_wide and not strict else (spec.dtype,)
         ):
-            wrong.append(f"{name}: dtype {found.dtype}; allowed: {spec.dtype}")
+            wrong.append(f"{name}: dtype {array.dtype}; allowed: {spec.dtype}")
     return wrong

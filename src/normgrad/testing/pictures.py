@@ -60,11 +60,11 @@ def _panels(size: tuple[float, float], down: int, across: int, x: str, y: str) -
 
 def _measured(trials: Sequence[Trial], topic: Topic) -> list[tuple[Trial, list[Judged]]]:
     """The trials that measured errors in a topic, with the topic's cases that have one."""
-    found = [
+    pairs = [
         (trial, [e for e in trial.judged if e.case.topic is topic and e.units is not None])
         for trial in trials
     ]
-    return [(trial, judged) for trial, judged in found if judged]
+    return [(trial, judged) for trial, judged in pairs if judged]
 
 
 def distributions(trials: Sequence[Trial]) -> bytes | None:
@@ -129,8 +129,8 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
                 ]
                 worst: dict[float, float] = {}
                 for each in sorted(mine, key=lambda each: each.case.mean):
-                    found = worst.get(each.case.mean, 0.0)
-                    worst[each.case.mean] = max(found, each.units or 0.0)
+                    highest = worst.get(each.case.mean, 0.0)
+                    worst[each.case.mean] = max(highest, each.units or 0.0)
                 axes.plot(
                     list(worst),
                     np.minimum(list(worst.values()), _TOP),

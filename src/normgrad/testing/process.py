@@ -118,14 +118,14 @@ class Process(Runner):
             SubjectError: the implementation could not be loaded.
         """
         try:
-            found: Description | SubjectError = self._receive(PATIENCE)
+            answer: Description | SubjectError = self._receive(PATIENCE)
         except Exception as error:  # what comes from a process gone wrong may raise anything
             has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
             reason = self._ending() if has_ended else "no answer"
             raise SubjectError(f"it cannot be loaded: {reason}") from None
-        if isinstance(found, SubjectError):
-            raise found
-        return found
+        if isinstance(answer, SubjectError):
+            raise answer
+        return answer
 
     def run(self, case: Case) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process crashes, hangs or was given up."""
@@ -138,19 +138,19 @@ class Process(Runner):
         try:
             return self._answer(case, time.monotonic() + patience)
         except TimeoutError:
-            found = Judged(case, Verdict.HUNG, detail=f"no answer in {patience:g} s")
+            judged = Judged(case, Verdict.HUNG, detail=f"no answer in {patience:g} s")
             self._hung[case.kind] += 1
         except (EOFError, OSError):
-            found = Judged(case, Verdict.CRASHED, detail=self._ending())
+            judged = Judged(case, Verdict.CRASHED, detail=self._ending())
         except Exception as error:  # as when it is loaded
-            found = Judged(case, Verdict.CRASHED, detail=f"its answer cannot be read: {error}")
+            judged = Judged(case, Verdict.CRASHED, detail=f"its answer cannot be read: {error}")
         self.end()
         self._start("forking")  # more crashes are likely, and a forked child is fast to replace
         try:
             self._hello()
         except SubjectError as error:
             self._over = f"{error}, after it crashed"
-        return found
+        return judged
 
     def _answer(self, case: Case, deadline: float) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process's child crashes on it."""
@@ -158,14 +158,14 @@ class Process(Runner):
         message = None
         while message is None:  # the first message may only say that the case is being run
             message = self._receive(deadline - time.monotonic())
-        answered, found = message
+        answered, answer = message
         if answered != case:
             raise ValueError("it is to another question")
-        if isinstance(found, int):
-            return Judged(case, Verdict.CRASHED, detail=self._ending(found))
+        if isinstance(answer, int):
+            return Judged(case, Verdict.CRASHED, detail=self._ending(answer))
         self._log.seek(0)  # where the process goes on writing, since it shares this position
         self._log.truncate()
-        outcome: Outcome = found
+        outcome: Outcome = answer
         return outcome
 
     def _receive(self, patience: float) -> Any:
@@ -225,11 +225,11 @@ def start() -> NoReturn:
     os._exit(0)
 
 
-def _questions(asked: Connection) -> Iterator[Case]:
+def _questions(connection: Connection) -> Iterator[Case]:
     """The cases to run, as they arrive, until the process that asks has ended."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            yield asked.recv()
+            yield connection.recv()
 
 
 def _answer(judge: Connection, subject: Implementation, *others: Connection) -> None:

@@ -31,10 +31,10 @@ def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
 
 def rows(trial: Trial, attribute: str) -> list[tuple[str, ...]]:
     """A row for each topic, or each value of another attribute of cases, in the suite's order."""
-    found: dict[str, list[Judged]] = {}
+    groups: dict[str, list[Judged]] = {}
     for each in trial.judged:
-        found.setdefault(str(getattr(each.case, attribute)), []).append(each)
-    return [row(title, judged) for title, judged in found.items()]
+        groups.setdefault(str(getattr(each.case, attribute)), []).append(each)
+    return [row(title, judged) for title, judged in groups.items()]
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class Finding:
 def findings(trial: Trial) -> list[Finding]:
     """A trial's findings: operators that never answer, then the others, worst verdicts first."""
     order = [*(Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN), *Verdict]
-    found: dict[tuple[int, str], list[Judged]] = {}
+    groups: dict[tuple[int, str], list[Judged]] = {}
     for each in trial.defects:
         rank, title = order.index(each.verdict), f"{each.case.topic.value}, {each.case.kind}"
         if trial.is_silence(each):
             rank, title = -1, f"{each.case.operator} {_SILENT}"
-        found.setdefault((rank, title), []).append(each)
+        groups.setdefault((rank, title), []).append(each)
     return [
-        Finding(title, tuple(found[rank, title]))
-        for rank, title in sorted(found, key=lambda key: key[0])
+        Finding(title, tuple(groups[rank, title]))
+        for rank, title in sorted(groups, key=lambda key: key[0])
     ]
 
 
@@ -101,30 +101,30 @@ def claims(trial: Trial) -> list[Claim]:
     offered = [each for each in trial.judged if each.verdict is not Verdict.ABSENT]
     legal = [each for each in offered if not each.case.is_mistake]
     wrong = [each for each in offered if each.case.is_mistake]
-    found = []
+    results = []
     if trial.unjudged:
         text = f"after {len(trial.judged)} cases, of which the rest is; {trial.unjudged} were left"
-        found.append(Claim("interrupted", text, False))
+        results.append(Claim("interrupted", text, False))
     if trial.silent:
-        found.append(_unanswered(_silence(trial), next(iter(trial.silent.values()))))
+        results.append(_unanswered(_silence(trial), next(iter(trial.silent.values()))))
     elif trial.judged and not any(each.verdict is Verdict.MET for each in trial.judged):
-        found.append(_unanswered("nothing is met", trial.judged[0]))
+        results.append(_unanswered("nothing is met", trial.judged[0]))
     if measured:
-        found.append(_precision(measured))
+        results.append(_precision(measured))
     if repeated:
-        found.append(_determinism(repeated))
+        results.append(_determinism(repeated))
     if legal:
-        found.append(_legal(legal))
+        results.append(_legal(legal))
     if wrong:
         met = sum(each.verdict is Verdict.MET for each in wrong)
         text = f"{met} of {len(wrong)} refused"
-        found.append(Claim("wrong calls", text, met == len(wrong)))
-    return found
+        results.append(Claim("wrong calls", text, met == len(wrong)))
+    return results
 
 
-def _unanswered(what: str, first: Judged) -> Claim:
+def _unanswered(summary: str, first: Judged) -> Claim:
     reason = f"{first.case.name}: {first.verdict.value}: {first.detail}"
-    return Claim("operators", f"{what}; the first was {reason}", False)
+    return Claim("operators", f"{summary}; the first was {reason}", False)
 
 
 def _silence(trial: Trial) -> str:
@@ -150,7 +150,7 @@ def _determinism(repeated: Sequence[Judged]) -> Claim:
     if other:
         return Claim("determinism", f"{OTHER_BITS} from call to call: {', '.join(other)}", False)
     numbers = ", ".join(str(count or "all") for count in THREADS)
-    text = f"the same bits from call to call, with {numbers} threads where it can be told to"
+    text = f"the same bits from call to call, with {numbers} threads if their number can be set"
     return Claim("determinism", text, True)
 
 
@@ -166,12 +166,14 @@ def _legal(legal: Sequence[Judged]) -> Claim:
 def headline(trial: Trial) -> str:
     """A trial's summary in a few words."""
     counts = Counter(each.verdict for each in trial.judged)
-    said = [_silence(trial)] if trial.silent else []
+    phrases = [_silence(trial)] if trial.silent else []
     if not trial.defects:
-        said = ["no defect found" if counts[Verdict.MET] else "nothing was met"]
+        phrases = ["no defect found" if counts[Verdict.MET] else "nothing was met"]
     if counts[Verdict.MET] == len(trial.judged) > 0:
-        said = ["every case is met"]
+        phrases = ["every case is met"]
     if trial.unjudged:
-        said = [f"interrupted after {len(trial.judged)} cases", *said]
-    said += [f"{counts[verdict]} {verdict.value}" for verdict in [*Verdict][1:] if counts[verdict]]
-    return ", ".join(said)
+        phrases = [f"interrupted after {len(trial.judged)} cases", *phrases]
+    phrases += [
+        f"{counts[verdict]} {verdict.value}" for verdict in [*Verdict][1:] if counts[verdict]
+    ]
+    return ", ".join(phrases)

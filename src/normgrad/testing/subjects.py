@@ -102,7 +102,7 @@ class Implementation(Runner):
             outcome = self.once(call)
             leak = ""
             if case.topic is Topic.MEMORY and outcome.error is None:
-                leak = memory_use.kept(self.bare(call))
+                leak = memory_use.leak_of(self.bare(call))
             return replace(outcome, faults=(*outcome.faults, leak)) if leak else outcome
         except NotOfferedError as error:
             return Outcome(absent=str(error))
@@ -115,14 +115,14 @@ class Implementation(Runner):
         """
         reverse(call.inputs)
         before = self.once(call)
-        kept = _copied(before)
+        copy = _copied(before)
         reverse(call.inputs)
         first = self.once(call)
         if first.error is not None:
             return first
         faults = [
             f"{name}: a later call writes to what an earlier one returned"
-            for name in unlike(kept, before)
+            for name in unlike(copy, before)
         ]
         first = _copied(first)
         for how in self.repeats():
@@ -187,9 +187,9 @@ class Subject(Implementation):
                 f"{name}: framework {self.framework!r}; allowed: {', '.join(FRAMEWORKS)}"
             )
         self.device = str(getattr(operators, "device", "cpu"))
-        self.passed = FRAMEWORKS[self.framework](operators, self.device)
+        self.convert = FRAMEWORKS[self.framework](operators, self.device)
         try:
-            self.passed(np.zeros(1, np.float32))
+            self.convert(np.zeros(1, np.float32))
         except Exception as error:  # the framework or the device is missing
             raise SubjectError(
                 f"{name}: {self.framework} on device {self.device!r} cannot be used "
@@ -211,8 +211,8 @@ class Subject(Implementation):
             self._set_num_threads(None)
 
     def bare(self, call: Call) -> Callable[[], object]:
-        given = _Given(self, call)
-        return partial(self.functions[call.name], *given.positional, **given.options)
+        arguments = _Arguments(self, call)
+        return partial(self.functions[call.name], *arguments.positional, **arguments.options)
 
     def once(self, call: Call) -> Outcome:
         function = self.functions.get(call.name)
@@ -220,21 +220,21 @@ class Subject(Implementation):
             raise NotOfferedError(f"no {call.name}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            given = _Given(self, call)
-            _check_accepts(function, given.options)
+            arguments = _Arguments(self, call)
+            _check_accepts(function, arguments.options)
             try:
-                result = function(*given.positional, **given.options)
+                result = function(*arguments.positional, **arguments.options)
             except NotImplementedError as error:
                 raise NotOfferedError(first_line(error) or "not implemented") from None
             except Exception as error:
-                faults = tuple(given.faults(refused=True))
+                faults = tuple(arguments.faults(refused=True))
                 return Outcome(error=(type(error).__name__, first_line(error)), faults=faults)
             try:
-                outputs = given.outputs(result)
+                outputs = arguments.outputs(result)
             except Exception as error:  # a result of another kind may raise anything
                 fault = f"its result cannot be read: {type(error).__name__}: {error}"
-                return Outcome(faults=(fault, *given.faults()))
-            return Outcome(outputs, faults=tuple(given.faults(outputs)))
+                return Outcome(faults=(fault, *arguments.faults()))
+            return Outcome(outputs, faults=tuple(arguments.faults(outputs)))
 
 
 def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -250,17 +250,17 @@ def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> 
             raise NotOfferedError(f"{NO_PARAMETER} {name}")
 
 
-class _Given:
+class _Arguments:
     """A call's arguments as an implementation takes them, and checks of them after the call."""
 
     def __init__(self, subject: Subject, call: Call) -> None:
         self._call = call
         first = call.first_out
-        given = call.given
-        watched = given if first is None else {**given, "out": first}
+        arrays = call.given
+        watched = arrays if first is None else {**arrays, "out": first}
         self._before = {name: Watched(each) for name, each in watched.items()}
-        passed = {name: subject.passed(each) for name, each in given.items()}
-        tensors = {name: each.tensor for name, each in passed.items()}
+        converted = {name: subject.convert(each) for name, each in arrays.items()}
+        tensors = {name: each.tensor for name, each in converted.items()}
         self.options = dict(call.options)
         # In the order of normgrad's function, which may have an option among the tensors.
         self.positional = [
@@ -269,16 +269,16 @@ class _Given:
             if each.kind is each.POSITIONAL_OR_KEYWORD
         ]
         if call.out is not None:
-            same = (tensors[name] for name, each in given.items() if each is first)
+            same = (tensors[name] for name, each in arrays.items() if each is first)
             out = next(same, None)  # in place, the output is the input's own tensor
             if out is None and first is not None:
                 if subject.framework == "torch" and not first.flags.writeable:
                     raise NotOfferedError("PyTorch has no read-only tensors")
-                passed["out"] = subject.passed(first)
-                out = passed["out"].tensor
+                converted["out"] = subject.convert(first)
+                out = converted["out"].tensor
             is_tensor = call.operator.out_is_tensor
             self.options["out"] = out if is_tensor else (out, *call.out[1:])
-        self._passed = passed.values()
+        self._converted = converted.values()
 
     def outputs(self, result: Any) -> dict[str, Array]:
         """Convert a result, a tuple in normgrad's order or the only output, to arrays by name."""
@@ -292,24 +292,24 @@ class _Given:
         A caller who changes an output that shares memory with an input or with another output
         changes that tensor too. That is not seen of tensors on other devices.
         """
-        for each in self._passed:
+        for each in self._converted:
             each.fetch()
-        outputs, given = outputs or {}, self._call.first_out
+        outputs, target = outputs or {}, self._call.first_out
         first = self._call.results[0] if outputs else ""  # a wrong call may have no results
-        if given is not None and first in outputs:
+        if target is not None and first in outputs:
             out = self.options["out"]
-            found = to_array(out[0] if isinstance(out, tuple) else out)
-            if found.tobytes() != outputs[first].tobytes():
+            array = to_array(out[0] if isinstance(out, tuple) else out)
+            if array.tobytes() != outputs[first].tobytes():
                 yield "out: what was returned is not written to it"
         for name, memory in self._before.items():
-            if fault := memory.fault(memory.value is given and not refused):
+            if fault := memory.fault(memory.value is target and not refused):
                 yield f"{name}: {fault}"
         others = self._call.given
         for name, value in outputs.items():
-            if given is not None and name == first:
+            if target is not None and name == first:
                 continue
-            for other, taken in others.items():
-                if np.may_share_memory(value, taken):
+            for other, memory_of_other in others.items():
+                if np.may_share_memory(value, memory_of_other):
                     yield f"{name}: in the memory of {other}"
             others[name] = value
 
@@ -351,13 +351,13 @@ def imported(spec: str) -> Any:
     if "" not in sys.path:  # find modules in the current folder, as ``python -m`` does
         sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
     except Exception as error:
         raise SubjectError(
             f"{spec}: cannot import {module}: {type(error).__name__}: {error}"
         ) from error
     for name in attribute.split(".") if attribute else ():
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             raise SubjectError(f"{spec}: {module} has no {attribute}")
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target

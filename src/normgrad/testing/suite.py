@@ -112,9 +112,9 @@ def _absent(kind: str) -> Iterator[Case]:
     base = _case(Topic.ABSENT, kind, (3, 4, 25))
     call = base.call()
     optional = [p.name for p in call.operator.parameters if not p.required]
-    given = [name for name in optional if name in call.given]
-    for count in range(1, len(given) + 1):
-        for absent in itertools.combinations(given, count):
+    present = [name for name in optional if name in call.given]
+    for count in range(1, len(present) + 1):
+        for absent in itertools.combinations(present, count):
             yield replace(base, absent=absent)
 
 

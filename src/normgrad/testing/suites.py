@@ -60,14 +60,16 @@ def run(case: Case, operators: Any) -> Judged:
     runner: Runner = operators if isinstance(operators, Runner) else Subject("it", operators)
 
     def judged(case: Case) -> Judged:
-        found = runner.run(case)
-        return found if isinstance(found, Judged) else judge(case, found, runner.strict)
+        outcome = runner.run(case)
+        if isinstance(outcome, Judged):
+            return outcome
+        return judge(case, outcome, runner.strict)
 
-    found = judged(case)
+    first = judged(case)
     if not case.is_mistake:
-        return found
-    plain = (e for e in cases_of(runner, True) if (e.topic, e.kind) == (Topic.PLAIN, case.kind))
-    return found.beside(next(map(judged, plain), None))
+        return first
+    bases = (e for e in cases_of(runner, True) if (e.topic, e.kind) == (Topic.PLAIN, case.kind))
+    return first.beside(next(map(judged, bases), None))
 
 
 def load(spec: str) -> Implementation:
@@ -97,11 +99,11 @@ def load(spec: str) -> Implementation:
         )
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
         return _opened(spec)
-    found = subjects.imported(spec)
+    target = subjects.imported(spec)
     torch = sys.modules.get("torch")  # which has been imported where there is a module of its
-    if torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module):
-        return modules.Module(spec, found)
-    return Subject(spec, found)
+    if torch is not None and isinstance(target, type) and issubclass(target, torch.nn.Module):
+        return modules.Module(spec, target)
+    return Subject(spec, target)
 
 
 def _opened(path: str) -> Library:
@@ -118,8 +120,10 @@ def _opened(path: str) -> Library:
         if any(hasattr(library, name) for name in dialect.markers):
             break
     else:
-        wanted = " or ".join(dialect.markers[0] for dialect in _DIALECTS)
-        raise SubjectError(f"{path}: neither dialect's functions; allowed: a library with {wanted}")
+        markers = " or ".join(dialect.markers[0] for dialect in _DIALECTS)
+        raise SubjectError(
+            f"{path}: neither dialect's functions; allowed: a library with {markers}"
+        )
     libraries = [library]
     # Look for a companion elsewhere only if it is not beside the library.
     for folder in (f"{file.parent}/", ""):

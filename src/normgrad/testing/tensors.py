@@ -110,8 +110,8 @@ class Call:
         """The dtype that the call is computed in, on which the bound depends."""
         # Merging the statistics of ranks reads no data tensors.
         names = ("mean", "invstd") if self.operator.gathers else ("grad_out", "input")
-        found = (each for name, each in self.given.items() if name in names)
-        return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in found))
+        arrays = (each for name, each in self.given.items() if name in names)
+        return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in arrays))
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -140,18 +140,18 @@ class Call:
     @property
     def first_out(self) -> Array | None:
         """The array that was given for the first output."""
-        found: Array | None = self.out[0] if isinstance(self.out, tuple) else self.out
-        return found
+        array: Array | None = self.out[0] if isinstance(self.out, tuple) else self.out
+        return array
 
     def exact(self) -> dict[str, reference.Exact]:
         """The oracle's outputs by name, each with its scale."""
         # Without the masks: the oracle computes all outputs.
         options = {name: each for name, each in self.options.items() if name in Options._fields}
         with np.errstate(all="ignore"):
-            found: dict[str, reference.Exact] = getattr(reference, self.name)(
+            outputs: dict[str, reference.Exact] = getattr(reference, self.name)(
                 **self.tensors, **options
             )
-        return found
+        return outputs
 
     def call(self, **more: Any) -> Any:
         """Make the call with normgrad's function, and return its result."""

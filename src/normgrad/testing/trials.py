@@ -82,11 +82,11 @@ class Trial:
             return {}
         tried = (*self.beside, *self.judged)
         answering = {each.case.operator for each in tried if each.is_answer}
-        found: dict[str, Judged] = {}
+        by_operator: dict[str, Judged] = {}
         for each in filter(_is_unanswered, tried):
             if each.case.operator not in answering:
-                found.setdefault(each.case.operator, each)
-        return found
+                by_operator.setdefault(each.case.operator, each)
+        return by_operator
 
 
 class TrialInterrupted(KeyboardInterrupt):
@@ -136,15 +136,15 @@ def try_cases(
     is_stopped = False
     try:
         whole = cases_of(process, quick)
-        named = [case for case in whole if case.name == only]
-        named = named or [case for case in whole if only in case.name]
-        cases = [case for case in named if wanted(case)]
+        matches = [case for case in whole if case.name == only]
+        matches = matches or [case for case in whole if only in case.name]
+        cases = [case for case in matches if wanted(case)]
         kinds = {case.kind for case in cases} - {c.kind for c in cases if c.topic is Topic.PLAIN}
         beside = [case for case in whole if case.topic is Topic.PLAIN and case.kind in kinds]
         started(process.name, len(cases) + len(beside))
 
-        def verdict(case: Case, found: Outcome | Judged) -> Judged:
-            return found if isinstance(found, Judged) else judge(case, found, strict)
+        def verdict(case: Case, outcome: Outcome | Judged) -> Judged:
+            return outcome if isinstance(outcome, Judged) else judge(case, outcome, strict)
 
         # Judge one case while the process computes the next.
         with suppress(KeyboardInterrupt), ThreadPoolExecutor(1) as judging:
@@ -159,8 +159,8 @@ def try_cases(
     finally:
         process.end()
     judged = [each.result() for each in futures]
-    plain = {each.case.kind: each for each in judged if each.case.topic is Topic.PLAIN}
-    judged = [each.beside(plain.get(each.case.kind)) for each in judged]
+    bases = {each.case.kind: each for each in judged if each.case.topic is Topic.PLAIN}
+    judged = [each.beside(bases.get(each.case.kind)) for each in judged]
     trial = Trial(
         spec=spec,
         name=process.name,

@@ -48,12 +48,12 @@ class _FunctionsReplaced(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        named = kwargs or {}
+        keywords = kwargs or {}
         if function in _FUNCTIONS:
-            tensors = (each for each in (*args, *named.values()) if isinstance(each, Tensor))
+            tensors = (each for each in (*args, *keywords.values()) if isinstance(each, Tensor))
             if functions_for(*tensors) is functional:
                 function = _FUNCTIONS[function]
-        return function(*args, **named)
+        return function(*args, **keywords)
 
 
 def _synchronised_and_activated(layer: Any, x: Any) -> Any:
@@ -124,7 +124,7 @@ def is_norm(layer: Module) -> bool:
     parts = [*layer.modules()][1:]
     if any(map(is_norm, parts)):
         return False
-    return bool(_called(type(layer))) or not any(part._parameters for part in parts)
+    return bool(_functions_named(type(layer))) or not any(part._parameters for part in parts)
 
 
 def class_of(layer: Module) -> type[Module] | str:
@@ -136,20 +136,20 @@ def class_of(layer: Module) -> type[Module] | str:
         return "fully_shard has sharded it; convert before fully_shard"
     if "forward" in layer.__dict__:
         return "it has a forward of its own, which is not its class's"
-    found = _class_for(kind)  # type: ignore[arg-type]
-    if _has_a_forward_of_its_own(kind, found):
-        if formula := families.found(layer):
+    replacement = _class_for(kind)  # type: ignore[arg-type]
+    if _has_a_forward_of_its_own(kind, replacement):
+        if formula := families.formula_of(layer):
             return _class_for(kind, formula)  # type: ignore[arg-type]
         # A class may call PyTorch's function with some options alone, or have a child of its name.
         if not (is_norm(layer) and families.calls(layer, _FUNCTIONS)):
             return _OF_ITS_OWN
-    return found
+    return replacement
 
 
-def _has_a_forward_of_its_own(kind: type[Module], found: type[Module] | str) -> bool:
+def _has_a_forward_of_its_own(kind: type[Module], replacement: type[Module] | str) -> bool:
     """Whether a class may compute by itself what one of normgrad's formulas says."""
     known = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
-    return not known and (found == _OF_ITS_OWN or not issubclass(kind, _NORMS))
+    return not known and (replacement == _OF_ITS_OWN or not issubclass(kind, _NORMS))
 
 
 def _keys(kind: type[Module]) -> set[type[Module] | str]:
@@ -157,7 +157,7 @@ def _keys(kind: type[Module]) -> set[type[Module] | str]:
     return {kind, f"{kind.__module__}.{kind.__qualname__}"}
 
 
-def _called(kind: type[Module]) -> set[str]:
+def _functions_named(kind: type[Module]) -> set[str]:
     """PyTorch's functions of norms that the code of a class's ``forward`` names."""
     code: Any = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return _NAMES & {*code.co_names, *code.co_freevars} if code else set()
@@ -179,12 +179,12 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
     if base is torch.nn.SyncBatchNorm or theirs.__module__.startswith("torch."):
         return _OF_ITS_OWN
     if base is None:
-        is_one = _NAMED.search(theirs.__name__) and _called(theirs)
+        is_one = _NAMED.search(theirs.__name__) and _functions_named(theirs)
         return _adapted(theirs, Ours, _by_mode(theirs)) if is_one else _OF_ITS_OWN
     for cls in theirs.__mro__[: theirs.__mro__.index(base)]:
         if "forward" not in cls.__dict__:
             continue
-        if _called(cls):
+        if _functions_named(cls):
             return _adapted(theirs, LAYERS[base], _by_mode(theirs))
         code: Any = getattr(inspect.unwrap(cls.__dict__["forward"]), "__code__", None)
         names = {*code.co_names, *code.co_freevars} if code else set()
@@ -230,11 +230,11 @@ def _adapted(
             return leaf(layer, *args, **kwargs)
         if forward is not None:
             return forward(layer, *args, **kwargs)
-        return super(made, layer).forward(*args, **kwargs)
+        return super(adapted, layer).forward(*args, **kwargs)
 
     def reduced(layer: Any, protocol: int) -> Any:
         """Pickle the layer by its original class; unpickling creates this class again."""
-        return (_blank, (theirs, *how), *super(made, layer).__reduce_ex__(2)[2:])
+        return (_blank, (theirs, *how), *super(adapted, layer).__reduce_ex__(2)[2:])
 
     namespace = {
         "__module__": theirs.__module__,
@@ -245,14 +245,14 @@ def _adapted(
         "replaces": theirs,
     }
     bases = (Ours, theirs) if ours is Ours else (theirs, ours)
-    made: Any = new_class(theirs.__name__, bases, {}, lambda space: space.update(namespace))
-    return made  # type: ignore[no-any-return]
+    adapted: Any = new_class(theirs.__name__, bases, {}, lambda space: space.update(namespace))
+    return adapted  # type: ignore[no-any-return]
 
 
 def _blank(theirs: type[Module], *how: families.Formula) -> Module:
     """An uninitialised layer of the class that replaces a class, for unpickling."""
-    found = _class_for(theirs, *how)  # type: ignore[arg-type]
-    if isinstance(found, str):
-        raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {found}")
-    made: Module = object.__new__(found)
-    return made
+    replacement = _class_for(theirs, *how)  # type: ignore[arg-type]
+    if isinstance(replacement, str):
+        raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {replacement}")
+    layer: Module = object.__new__(replacement)
+    return layer

@@ -40,7 +40,7 @@ def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-        found = [
+        results = [
             call(
                 *(
                     value.select(dim, index) if isinstance(dim, int) else value
@@ -49,7 +49,7 @@ def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
             )
             for index in range(info.batch_size)
         ]
-        stacked = tuple(torch.stack(each) for each in zip(*found, strict=True))
+        stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
         return stacked, (0,) * len(stacked)
 
     return batched

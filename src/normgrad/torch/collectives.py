@@ -58,13 +58,13 @@ def by_name(name: str) -> Any:
 
 
 @contextmanager
-def _named(what: str, group: Any) -> Iterator[None]:
+def _naming(operation: str, group: Any) -> Iterator[None]:
     """A context that adds the operation, the rank and the group to the message of a failure."""
     try:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"{what} failed on rank {dist.get_rank(group)} of the {size(group)} in group "
+            f"{operation} failed on rank {dist.get_rank(group)} of the {size(group)} in group "
             f"{name_of(group)!r}: {error}"
         ) from error
 
@@ -86,22 +86,22 @@ def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
         group: the process group.
     """
     ranks = size(group)
-    found = values.new_empty(ranks * values.numel())
-    with _named(f"{what}: all-gather of {_described(values)}", group):
-        _all_gather(found, values, group=group)
-    return found.view(ranks, values.numel())
+    gathered = values.new_empty(ranks * values.numel())
+    with _naming(f"{what}: all-gather of {_described(values)}", group):
+        _all_gather(gathered, values, group=group)
+    return gathered.view(ranks, values.numel())
 
 
 def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
     """Replace the values, in place, by their sum over all ranks."""
-    with _named(f"{what}: all-reduce of {_described(values)}", group):
+    with _naming(f"{what}: all-reduce of {_described(values)}", group):
         dist.all_reduce(values, group=group)
     return values
 
 
 def gather_objects(what: str, value: Any, group: Any) -> list[Any]:
     """Gather one Python object from each rank."""
-    found: list[Any] = [None] * size(group)
-    with _named(f"{what}: all-gather", group):
-        dist.all_gather_object(found, value, group=group)
-    return found
+    objects: list[Any] = [None] * size(group)
+    with _naming(f"{what}: all-gather", group):
+        dist.all_gather_object(objects, value, group=group)
+    return objects

@@ -63,10 +63,10 @@ def converted(module: Module) -> Conversion:
     return _report(module.named_modules())
 
 
-def _report(named: Iterable[tuple[str, Module]]) -> Conversion:
+def _report(named_layers: Iterable[tuple[str, Module]]) -> Conversion:
     layers: Counter[str] = Counter()
     left = {}
-    for name, layer in named:
+    for name, layer in named_layers:
         if isinstance(layer, Ours):
             layers[name_of(stock_class(layer) or type(layer))] += 1
         elif is_norm(layer):
@@ -105,30 +105,30 @@ def convert(module: Model, only: Only | Iterable[Only] | None = None) -> Model:
         ValueError: ``only``, or one of several, matches no norm layer; nothing is changed.
     """
     check_module(module)
-    chosen = None if only is None else _chosen(module, only)
+    selection = None if only is None else _selection(module, only)
 
     def kind_for(layer: Module) -> type[Module] | None:
-        if isinstance(layer, Ours) or not (chosen is None or id(layer) in chosen):
+        if isinstance(layer, Ours) or not (selection is None or id(layer) in selection):
             return None
-        found = class_of(layer)
-        return None if isinstance(found, str) else found
+        replacement = class_of(layer)
+        return None if isinstance(replacement, str) else replacement
 
-    made = _replaced(module, kind_for)
-    _tell_opacus(made)
-    named = ((name, layer) for name, layer in made.named_modules() if isinstance(layer, Ours))
+    model = _replaced(module, kind_for)
+    _tell_opacus(model)
+    ours = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Ours))
     theirs = (
         (name, layer)
-        for name, layer in made.named_modules()
-        if chosen is None or id(layer) in chosen
+        for name, layer in model.named_modules()
+        if selection is None or id(layer) in selection
     )
-    done = _report(dict((*theirs, *named)).items())
-    if done.left or not done.layers:
-        what = "left norm layers as they were" if done.left else "converted nothing"
-        warnings.warn(f"normgrad.torch.convert {what}: {done}", stacklevel=2)
-    return made
+    report = _report(dict((*theirs, *ours)).items())
+    if report.left or not report.layers:
+        outcome = "left norm layers as they were" if report.left else "converted nothing"
+        warnings.warn(f"normgrad.torch.convert {outcome}: {report}", stacklevel=2)
+    return model
 
 
-def _chosen(module: Module, only: Only | Iterable[Only]) -> set[int]:
+def _selection(module: Module, only: Only | Iterable[Only]) -> set[int]:
     """The identities of the norm layers that ``only`` names."""
     layers = {
         name: layer
@@ -136,7 +136,7 @@ def _chosen(module: Module, only: Only | Iterable[Only]) -> set[int]:
         if isinstance(layer, Ours) or is_norm(layer) or not isinstance(class_of(layer), str)
     }
     several = not isinstance(only, (str, type)) and isinstance(only, Iterable)
-    found: set[int] = set()
+    identities: set[int] = set()
     for one in only if several else [only]:  # type: ignore[union-attr]
         if isinstance(one, str):
             matches = [n for n in layers if one in ("", n) or n.startswith(f"{one}.")]
@@ -150,15 +150,15 @@ def _chosen(module: Module, only: Only | Iterable[Only]) -> set[int]:
             )
         if not matches:
             words = [*layers, *sorted({name_of(type(layer)) for layer in layers.values()})]
-            shown = name_of(one) if isinstance(one, type) else str(one)
-            near = get_close_matches(shown, words, n=5, cutoff=0.4) or words[:5]
+            spelling = name_of(one) if isinstance(one, type) else str(one)
+            near = get_close_matches(spelling, words, n=5, cutoff=0.4) or words[:5]
             raise ValueError(
-                f"only: {shown!r} matches no norm layer; allowed: such as {', '.join(near)}"
+                f"only: {spelling!r} matches no norm layer; allowed: such as {', '.join(near)}"
                 if near
-                else f"only: {shown!r}; allowed: None, since the model has no norm layers"
+                else f"only: {spelling!r}; allowed: None, since the model has no norm layers"
             )
-        found.update(id(layers[name]) for name in matches)
-    return found
+        identities.update(id(layers[name]) for name in matches)
+    return identities
 
 
 def revert(module: Model) -> Model:
@@ -179,8 +179,8 @@ def revert(module: Model) -> Model:
 
 def stock_class(layer: Module) -> type[Module] | None:
     """The class that a layer's class replaces, if it replaces one."""
-    found: type[Module] | None = vars(type(layer)).get("replaces")
-    return found
+    replaced: type[Module] | None = vars(type(layer)).get("replaces")
+    return replaced
 
 
 def convert_sync_batchnorm(module: Model, process_group: Any = None) -> Model:
@@ -226,11 +226,11 @@ def convert_sync_batchnorm(module: Model, process_group: Any = None) -> Model:
     group = collectives.default_group() if process_group is None else process_group
     if group is not None:
         _check_ranks_agree(norms, group)
-    made = _replaced(module, lambda layer: nn.SyncBatchNorm if _is_batch_norm(layer) else None)
-    for layer in made.modules():
+    model = _replaced(module, lambda layer: nn.SyncBatchNorm if _is_batch_norm(layer) else None)
+    for layer in model.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             layer.join(process_group)
-    return made
+    return model
 
 
 def _is_batch_norm(layer: Module) -> bool:
@@ -278,13 +278,13 @@ def _replaced(module: Model, kind_for: Callable[[Module], type[Module] | None]) 
     If the module itself is such a layer, the new layer is returned. A layer that occurs in several
     places is replaced by one new layer.
     """
-    made: dict[int, Module] = {}
+    replacements: dict[int, Module] = {}
 
     def new(layer: Module) -> Module:
-        if id(layer) not in made:
+        if id(layer) not in replacements:
             kind = kind_for(layer)
-            made[id(layer)] = layer if kind is None else _made_from(kind, layer)
-        return made[id(layer)]
+            replacements[id(layer)] = layer if kind is None else _new_layer(kind, layer)
+        return replacements[id(layer)]
 
     # The innermost first, since a new layer has the old one's children.
     for parent in reversed([*module.modules()]):
@@ -294,27 +294,27 @@ def _replaced(module: Model, kind_for: Callable[[Module], type[Module] | None]) 
     return cast(Model, new(module))
 
 
-def _made_from(kind: type[Module], layer: Module) -> Module:
+def _new_layer(kind: type[Module], layer: Module) -> Module:
     """A layer of another class with the same attributes, parameters, buffers and hooks.
 
     It shares the old layer's dictionaries of hooks, since handles remove their hooks from these.
     """
-    made: Module = object.__new__(kind)
-    made.__dict__.update(layer.__dict__)
+    new: Module = object.__new__(kind)
+    new.__dict__.update(layer.__dict__)
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-        made.__dict__[name] = layer.__dict__[name].copy()
+        new.__dict__[name] = layer.__dict__[name].copy()
     # The old layer's compiled code does not fit; PyTorch compiles the new layer when it is called.
-    made.__dict__["_compiled_call_impl"] = None
-    hooks = made.__dict__["_load_state_dict_pre_hooks"]
+    new.__dict__["_compiled_call_impl"] = None
+    hooks = new.__dict__["_load_state_dict_pre_hooks"]
     if any(isinstance(hook, _WrappedHook) and hook.with_module for hook in hooks.values()):
         # These hooks hold a reference to the layer that they are called for.
-        made.__dict__["_load_state_dict_pre_hooks"] = type(hooks)(
-            (key, _WrappedHook(hook.hook, made if hook.with_module else None))
+        new.__dict__["_load_state_dict_pre_hooks"] = type(hooks)(
+            (key, _WrappedHook(hook.hook, new if hook.with_module else None))
             for key, hook in hooks.items()
         )
-    if isinstance(made, nn.SyncBatchNorm):
-        made.join(layer.__dict__.get("process_group"))
-    return made
+    if isinstance(new, nn.SyncBatchNorm):
+        new.join(layer.__dict__.get("process_group"))
+    return new
 
 
 def _tell_opacus(module: Module) -> None:

@@ -64,8 +64,8 @@ class Normalisation:
         if centred and not constant:
             mu = self._mean(x)
         if mean is not None:
-            given = self._with_ones(set_axes, mean)
-            mu = given if constant else given + (mu - mu.detach())
+            statistic = self._with_ones(set_axes, mean)
+            mu = statistic if constant else statistic + (mu - mu.detach())
         if constant:
             assert invstd is not None
             self._invstd = self._with_ones(set_axes, invstd)
@@ -266,10 +266,10 @@ def formula_vjp(
     assert tensors[0] is not None
     dtype = wide(tensors[0])
     places = [place for place, want in enumerate(mask) if want]
-    found: list[Tensor | None] = [None] * len(tensors)
+    products: list[Tensor | None] = [None] * len(tensors)
     moved = [value.to(dtype) for value in cotangents if value is not None]
     if not moved or not places:
-        return found
+        return products
 
     def computed(*values: Tensor) -> list[Tensor]:
         changed = [*tensors]
@@ -282,8 +282,8 @@ def formula_vjp(
 
     _, pull = torch.func.vjp(computed, *[tensors[place] for place in places])
     for place, value in zip(places, pull(moved), strict=True):
-        found[place] = value
-    return found
+        products[place] = value
+    return products
 
 
 def _axes(data: Tensor) -> list[int]:
@@ -308,8 +308,8 @@ def gather(mean: Tensor, invstd: Tensor, counts: Tensor, *, eps: float) -> tuple
     A rank without elements does not affect the result.
     """
     share = counts.reshape(-1, 1) / counts.sum()
-    some = share > 0
-    mu, r = torch.where(some, mean, 0), torch.where(some, invstd, 1)
+    present = share > 0
+    mu, r = torch.where(present, mean, 0), torch.where(present, invstd, 1)
     all_mean = (share * mu).sum(0)
     variance = (share * (r**-2 - eps + (mu - all_mean).square())).sum(0)
     return all_mean, (variance + eps).rsqrt()

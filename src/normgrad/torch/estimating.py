@@ -1,4 +1,4 @@
-"""What converting a model would bring: its steps and its norms, timed with and without."""
+"""The estimate of a conversion's gain: a model's steps and norms, timed with and without it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 2}f} ms"
 
 
-def estimate(module: Module, /, *example: Any, **named: Any) -> Estimate:
+def estimate(module: Module, /, *example: Any, **kwargs: Any) -> Estimate:
     """Measure what :func:`.convert` would bring to a model, which stays as it is.
 
     The function calls copies of the model, as ``module(*example, **named)``: one with PyTorch's
@@ -119,7 +119,7 @@ def estimate(module: Module, /, *example: Any, **named: Any) -> Estimate:
 
     Args:
         module: a model, converted or not.
-        example, named: the arguments of the model's call, such as a batch of the training.
+        example, kwargs: the arguments of the model's call, such as a batch of the training.
 
     Returns:
         The figures; ``print`` shows them with a verdict.
@@ -133,10 +133,10 @@ def estimate(module: Module, /, *example: Any, **named: Any) -> Estimate:
     with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")  # the report says what is left
         models = revert(copy_of(module)), convert(revert(copy_of(module)))
-    tensors = [*module.parameters(), *pytree.tree_leaves((example, named))]
+    tensors = [*module.parameters(), *pytree.tree_leaves((example, kwargs))]
     on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in tensors)
     stopwatch = _on_gpu if on_gpu else timing.one_by_one
-    positional, keywords = pytree.tree_map_only(Tensor, like, (example, named))
+    positional, keywords = pytree.tree_map_only(Tensor, like, (example, kwargs))
 
     def step_of(model: Module) -> Callable[[], None]:
         return lambda: _step(model, lambda: model(*positional, **keywords))
@@ -149,8 +149,8 @@ def estimate(module: Module, /, *example: Any, **named: Any) -> Estimate:
         with _timed_layers(*models, stopwatch) as layers:
             steps["stock"]()
     stock, ours = (times.medians[name] for name in steps)
-    done = converted(models[1])
-    return Estimate(stock, ours, layers, (saved[0], saved[1]), shares, done, times.spread)
+    report = converted(models[1])
+    return Estimate(stock, ours, layers, (saved[0], saved[1]), shares, report, times.spread)
 
 
 def _on_gpu(call: timing.Call, count: int) -> float:
@@ -198,7 +198,7 @@ def _saved(step: Callable[[], None]) -> int:
 
 
 def _shares(step: Callable[[], None], on_gpu: bool) -> dict[str, float]:
-    """The shares of a step's time that kinds of operators take by themselves."""
+    """The shares of a step's time that each kind of operator takes."""
     with torch.profiler.profile() as profile:
         step()
     spent: Counter[str] = Counter()
@@ -216,8 +216,8 @@ def _timed_layers(
     stock: Module, ours: Module, stopwatch: Callable[..., float]
 ) -> Iterator[dict[str, Gain]]:
     """A context in which calls of the stock model's norms are timed, beside the converted ones."""
-    found: dict[str, Gain] = {}
-    known: dict[Any, Any] = {}
+    gains: dict[str, Gain] = {}
+    timings: dict[Any, Any] = {}
     timed = [False]
 
     def hook_for(pair: tuple[Module, Module], kind: str) -> Callable[..., None]:
@@ -228,19 +228,19 @@ def _timed_layers(
             key = (repr(layer), layer.training, torch.is_grad_enabled(), *map(_facts, leaves))
             timed[0] = True
             try:
-                if key not in known:
+                if key not in timings:
                     calls = {
                         name: _call_of(one, args, kwargs)
                         for name, one in zip(("stock", "ours"), pair, strict=True)
                     }
-                    known[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch).medians
+                    timings[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch).medians
             finally:
                 timed[0] = False
-            before = found.get(kind, Gain(0, 0.0, 0.0))
-            found[kind] = Gain(
+            before = gains.get(kind, Gain(0, 0.0, 0.0))
+            gains[kind] = Gain(
                 before.calls + 1,
-                before.stock + known[key]["stock"],
-                before.converted + known[key]["ours"],
+                before.stock + timings[key]["stock"],
+                before.converted + timings[key]["ours"],
             )
 
         return hook
@@ -252,7 +252,7 @@ def _timed_layers(
             hook = hook_for(pair, name_of(stock_class(layer) or type(layer)))
             handles.append(pair[0].register_forward_pre_hook(hook, with_kwargs=True))
     try:
-        yield found
+        yield gains
     finally:
         for handle in handles:
             handle.remove()
@@ -272,7 +272,7 @@ def _call_of(layer: Module, args: Any, kwargs: Any) -> Callable[[], None]:
         return tensor.detach().requires_grad_(tensor.requires_grad)
 
     positional, keywords = pytree.tree_map_only(Tensor, own, (args, kwargs))
-    wanted = [
+    leaves = [
         each
         for each in (*pytree.tree_leaves((positional, keywords)), *layer.parameters())
         if isinstance(each, Tensor) and each.requires_grad
@@ -281,9 +281,9 @@ def _call_of(layer: Module, args: Any, kwargs: Any) -> Callable[[], None]:
 
     def call() -> None:
         y = layer(*positional, **keywords)
-        if torch.is_grad_enabled() and wanted:
+        if torch.is_grad_enabled() and leaves:
             if not grads:
                 grads.append(torch.ones_like(y))
-            torch.autograd.grad(y, wanted, grads, allow_unused=True)
+            torch.autograd.grad(y, leaves, grads, allow_unused=True)
 
     return call

@@ -54,7 +54,7 @@ def load() -> None:
         _state.reason = f"not loaded: {error}"
         return
     _state.library = library
-    threads.tell(library.normgrad_use_threads)
+    threads.subscribe(library.normgrad_use_threads)
 
 
 def is_loaded() -> bool:
@@ -106,13 +106,13 @@ def _team() -> tuple[int, int]:
     """The table of a team of PyTorch's threads, and how many Python has started on this thread."""
     from ..backends.cpu import teams
 
-    ready = teams.ready()
-    if ready.size == 1:
+    team = teams.ready()
+    if team.size == 1:
         return teams.ALONE
     names = "parallel", "thread_number", "thread_count"
     functions = [getattr(_state.library, f"normgrad_{name}") for name in names]
     addresses = tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)
-    return teams.team(addresses, ready.size)
+    return teams.team(addresses, team.size)
 
 
 #: The dtypes of results, as in plans.cpp.

@@ -92,9 +92,9 @@ class Formula(NamedTuple):
     def _of_rows(self, functions: Any, x: Tensor, weight: Any, bias: Any, eps: Any) -> Tensor:
         shape = (x.shape[-1],)
         if self.function == "layer_norm":
-            made: Tensor = functions.layer_norm(x, shape, weight, bias, eps)
-            return made
-        y: Tensor = functions.rms_norm(x, shape, weight, eps)
+            y: Tensor = functions.layer_norm(x, shape, weight, bias, eps)
+            return y
+        y = functions.rms_norm(x, shape, weight, eps)
         return y if bias is None else y + bias
 
     def dtype(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
@@ -135,7 +135,7 @@ _ROUNDINGS = 32
 _known: dict[Any, Formula | None] = {}
 
 
-def found(layer: Module) -> Formula | None:
+def formula_of(layer: Module) -> Formula | None:
     """The formula that a layer computes, if it is one of normgrad's.
 
     The layer's own ``forward`` is called with random inputs and parameters, on a copy; once for
@@ -161,7 +161,7 @@ _PLAIN = (int, float, bool, str, torch.Size, torch.dtype, type(None))
 
 def _tried(layer: Module) -> Formula | None:
     with _apart():
-        names = [_name(layer, known) for known in (WEIGHTS, BIASES, EPS)]
+        names = [_name(layer, names_of) for names_of in (WEIGHTS, BIASES, EPS)]
         tracked = RUNNING[0] in layer._buffers
         for formula in (Formula(*each[:4], *names) for each in FORMULAS):
             if tracked == (formula.function == "batch_norm") and _agrees(layer, formula):
@@ -256,10 +256,10 @@ def _trials(layer: Any, formula: Formula, generator: Any) -> Iterator[tuple[Any,
 
 def _copy(layer: Module, dtype: torch.dtype, generator: Any) -> Any:
     """A copy of a layer without hooks, with random vectors on the CPU; children are marked."""
-    made: Any = object.__new__(type(layer))
-    made.__dict__.update(layer.__dict__)
+    copy: Any = object.__new__(type(layer))
+    copy.__dict__.update(layer.__dict__)
     for table in ("_parameters", "_buffers"):
-        made.__dict__[table] = {
+        copy.__dict__[table] = {
             name: None
             if value is None
             else torch.rand(value.shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -270,8 +270,8 @@ def _copy(layer: Module, dtype: torch.dtype, generator: Any) -> Any:
         }
     # Two functions whose order shows.
     children = {"drop": lambda y: y * 2, "act": lambda y: y + 1}
-    made.__dict__["_modules"] = {name: children[name] for name in layer._modules}
-    return made
+    copy.__dict__["_modules"] = {name: children[name] for name in layer._modules}
+    return copy
 
 
 def _agrees_once(copy: Any, x: Tensor, formula: Formula, with_gradients: bool) -> bool:
@@ -290,10 +290,10 @@ def _agrees_once(copy: Any, x: Tensor, formula: Formula, with_gradients: bool) -
         return False
     pairs = [(theirs, ours)]
     if with_gradients:
-        wanted = (x, *copy._parameters.values())
-        wanted = tuple(each for each in wanted if each is not None)
+        leaves = (x, *copy._parameters.values())
+        leaves = tuple(each for each in leaves if each is not None)
         grad = torch.linspace(-1, 1, ours.numel(), dtype=ours.dtype).reshape(ours.shape)
-        pairs += zip(*(torch.autograd.grad(y, wanted, grad) for y in (theirs, ours)), strict=True)
+        pairs += zip(*(torch.autograd.grad(y, leaves, grad) for y in (theirs, ours)), strict=True)
     precision = max(torch.finfo(dtype).eps for dtype in dtypes)
     return all(
         mine.shape == their.shape

@@ -18,13 +18,13 @@ from .nodes import stored
 
 
 def _computed(
-    function: Callable[..., Tensor], given: tuple[Any, ...], tensors: tuple[Any, ...]
+    function: Callable[..., Tensor], arguments: tuple[Any, ...], tensors: tuple[Any, ...]
 ) -> Tensor:
     """Compute one of the functions below, or let a class or mode of PyTorch's handle the call."""
     if has_torch_function(tensors) and not any(map(watching.has_rules, tensors)):
-        handled: Tensor = handle_torch_function(function, tensors, *given)
+        handled: Tensor = handle_torch_function(function, tensors, *arguments)
         return handled
-    return layers.computed(function.__name__, given)
+    return layers.computed(function.__name__, arguments)
 
 
 def batch_norm(
@@ -52,8 +52,8 @@ def batch_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _computed(batch_norm, given, given[:5])
+    arguments = (input, running_mean, running_var, weight, bias, training, momentum, eps)
+    return _computed(batch_norm, arguments, arguments[:5])
 
 
 def cumulative_batch_norm(
@@ -70,8 +70,8 @@ def cumulative_batch_norm(
     The arguments are as for :func:`batch_norm`; ``batches`` is the number of batches so far, with
     this one, as a tensor of one integer.
     """
-    given = (input, running_mean, running_var, weight, bias, batches, eps)
-    return _computed(cumulative_batch_norm, given, given[:6])
+    arguments = (input, running_mean, running_var, weight, bias, batches, eps)
+    return _computed(cumulative_batch_norm, arguments, arguments[:6])
 
 
 def sync_batch_norm(
@@ -135,8 +135,8 @@ def sync_batch_norm(
 
     def store(results: Sequence[Tensor]) -> None:
         pairs = zip((running_mean, running_var), results[3:5], strict=True)
-        kept = [(old, new) for old, new in pairs if old is not None]
-        layers.update([old for old, _ in kept], [new for _, new in kept], batches)
+        updates = [(old, new) for old, new in pairs if old is not None]
+        layers.update([old for old, _ in updates], [new for _, new in updates], batches)
 
     output: Tensor = stored("sync_batch_norm", (*tensors, *choices), store)[0]
     return output
@@ -194,8 +194,8 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    given = (input, num_groups, weight, bias, eps)
-    return _computed(group_norm, given, (input, weight, bias))
+    arguments = (input, num_groups, weight, bias, eps)
+    return _computed(group_norm, arguments, (input, weight, bias))
 
 
 def layer_norm(
@@ -219,8 +219,8 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    given = (input, normalized_shape, weight, bias, eps)
-    return _computed(layer_norm, given, (input, weight, bias))
+    arguments = (input, normalized_shape, weight, bias, eps)
+    return _computed(layer_norm, arguments, (input, weight, bias))
 
 
 def rms_norm(
@@ -241,8 +241,8 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    given = (input, normalized_shape, weight, eps)
-    return _computed(rms_norm, given, (input, weight))
+    arguments = (input, normalized_shape, weight, eps)
+    return _computed(rms_norm, arguments, (input, weight))
 
 
 def instance_norm(
@@ -268,5 +268,5 @@ def instance_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    return _computed(instance_norm, given, given[:5])
+    arguments = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    return _computed(instance_norm, arguments, arguments[:5])

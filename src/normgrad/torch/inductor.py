@@ -85,23 +85,23 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
 
     def decomposed(*arguments: Any) -> Any:
         size: Any = arguments[0].numel()
-        called = getattr(getattr(torch.ops, NAMESPACE), kernel_name(name)).default
+        kernel = getattr(getattr(torch.ops, NAMESPACE), kernel_name(name)).default
         is_small = isinstance(size, int) and size < SMALL
         if by_row and not is_small and arguments[0].device.type == "cpu":
-            return called(*arguments)
+            return kernel(*arguments)
         promised = FAKES[name](*arguments)
         dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
-        found = formula(
+        results = formula(
             *[value.to(dtype) if isinstance(value, Tensor) else value for value in arguments]
         )
-        if found is None:
-            return called(*arguments)
+        if results is None:
+            return kernel(*arguments)
         return tuple(
             # A result that the operator leaves absent is absent here too.
             like
             if like.shape == (0,) or value is None
             else value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
-            for like, value in zip(promised, found, strict=True)
+            for like, value in zip(promised, results, strict=True)
         )
 
     return decomposed

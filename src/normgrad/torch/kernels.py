@@ -65,14 +65,15 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
         out = output if output is None or operator.out_is_tensor else (output, *rest)
         choices = tuple([options[name] for name in operator.options if name in options])
         plans: list[Any] = []
-        made = call(
+        returned = call(
             operator, tuple(tensors.values()), out, choices, read_next=True, tell=plans.append
         )
         results = (
-            (made,)
+            (returned,)
             if operator.out_is_tensor
             else tuple(
-                absent_of(operator, tensors["input"]) if value is None else value for value in made
+                absent_of(operator, tensors["input"]) if value is None else value
+                for value in returned
             )
         )
         extension.hand_over(plans[0], order, (), results)

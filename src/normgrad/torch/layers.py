@@ -40,9 +40,9 @@ def batch_norm(
     momentum: Any, eps: Any,
 ) -> Tensor:  # fmt: skip
     """Compute :func:`.functional.batch_norm`."""
-    given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
+    arguments = (input, running_mean, running_var, weight, bias, training, momentum, eps)
     tensors = (input, weight, bias, running_mean, running_var)
-    return _norm("batch_norm", _BATCH_NORM, _supports_batch_norm, tensors, given[5:], given)
+    return _norm("batch_norm", _BATCH_NORM, _supports_batch_norm, tensors, arguments[5:], arguments)
 
 
 def cumulative_batch_norm(
@@ -50,30 +50,32 @@ def cumulative_batch_norm(
 ) -> Tensor:  # fmt: skip
     """Compute :func:`.functional.cumulative_batch_norm`."""
     choices = (True, 1.0, eps)
-    given = (input, running_mean, running_var, weight, bias, *choices)
+    arguments = (input, running_mean, running_var, weight, bias, *choices)
     tensors = (input, weight, bias, running_mean, running_var)
-    return _norm("batch_norm", _BATCH_NORM, _supports_batch_norm, tensors, choices, given, batches)
+    return _norm(
+        "batch_norm", _BATCH_NORM, _supports_batch_norm, tensors, choices, arguments, batches
+    )
 
 
 def group_norm(input: Any, num_groups: Any, weight: Any, bias: Any, eps: Any) -> Tensor:
     """Compute :func:`.functional.group_norm`."""
     tensors, choices = (input, weight, bias), (num_groups, eps)
-    given = (input, num_groups, weight, bias, eps)
-    return _norm("group_norm", _GROUP_NORM, _supports_group_norm, tensors, choices, given)
+    arguments = (input, num_groups, weight, bias, eps)
+    return _norm("group_norm", _GROUP_NORM, _supports_group_norm, tensors, choices, arguments)
 
 
 def layer_norm(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Tensor:
     """Compute :func:`.functional.layer_norm`."""
     tensors, choices = (input, weight, bias), (_sizes(normalized_shape), eps)
-    given = (input, normalized_shape, weight, bias, eps)
-    return _norm("layer_norm", _LAYER_NORM, _supports_rows, tensors, choices, given)
+    arguments = (input, normalized_shape, weight, bias, eps)
+    return _norm("layer_norm", _LAYER_NORM, _supports_rows, tensors, choices, arguments)
 
 
 def rms_norm(input: Any, normalized_shape: Any, weight: Any, eps: Any) -> Tensor:
     """Compute :func:`.functional.rms_norm`."""
     tensors, choices = (input, weight), (_sizes(normalized_shape), eps)
-    given = (input, normalized_shape, weight, eps)
-    return _norm("rms_norm", _RMS_NORM, _supports_rows, tensors, choices, given)
+    arguments = (input, normalized_shape, weight, eps)
+    return _norm("rms_norm", _RMS_NORM, _supports_rows, tensors, choices, arguments)
 
 
 def instance_norm(
@@ -81,11 +83,11 @@ def instance_norm(
     momentum: Any, eps: Any,
 ) -> Tensor:  # fmt: skip
     """Compute :func:`.functional.instance_norm`."""
-    given = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    if any(map(watching.has_rules, given[:5])):
-        return torch.nn.functional.instance_norm(*given)
-    if is_traced() and takes("instance_norm", given):
-        return operator("instance_norm")(*given)
+    arguments = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    if any(map(watching.has_rules, arguments[:5])):
+        return torch.nn.functional.instance_norm(*arguments)
+    if is_traced() and takes("instance_norm", arguments):
+        return operator("instance_norm")(*arguments)
     absent = running_mean is None and running_var is None
     fits = (
         isinstance(input, Tensor)
@@ -107,14 +109,14 @@ def instance_norm(
             and _supports_group_norm(tensors, choices)
         ):
             return _by_cpp("group_norm", of_groups)
-        return _norm(name, _GROUP_NORM, _supports_group_norm, tensors, choices, given)
+        return _norm(name, _GROUP_NORM, _supports_group_norm, tensors, choices, arguments)
     if fits and not use_input_stats and not absent:
         tensors, options = (
             (*tensors, *map(_copy, (running_mean, running_var))),
             (False, momentum, eps),
         )
-        return _norm(name, _BATCH_NORM, _supports_batch_norm, tensors, options, given)
-    return torch.nn.functional.instance_norm(*given)
+        return _norm(name, _BATCH_NORM, _supports_batch_norm, tensors, options, arguments)
+    return torch.nn.functional.instance_norm(*arguments)
 
 
 def _copy(value: Any) -> Any:
@@ -175,16 +177,16 @@ _KINDS_OF = {
 
 def operator(name: str) -> Callable[..., Tensor]:
     """The operator of a function."""
-    found: Callable[..., Tensor] = getattr(torch.ops.normgrad, name).default
-    return found
+    overload: Callable[..., Tensor] = getattr(torch.ops.normgrad, name).default
+    return overload
 
 
-def takes(name: str, given: tuple[Any, ...]) -> bool:
+def takes(name: str, arguments: tuple[Any, ...]) -> bool:
     """Whether a function's operator takes arguments of these types, as its schema says.
 
     PyTorch's functions refuse, or take, others.
     """
-    return all(takes(value) for takes, value in zip(_KINDS_OF[name], given, strict=True))
+    return all(takes(value) for takes, value in zip(_KINDS_OF[name], arguments, strict=True))
 
 
 def exports_onnx() -> bool:
@@ -207,7 +209,7 @@ def update(running: Sequence[Tensor], new: Sequence[Tensor], batches: Tensor | N
     The number stays in its tensor, since reading it would break a compiled graph. PyTorch's batch
     norm leaves the versions as they are, unless a mode sees it.
     """
-    if watching.unwatched() and watching.plain(*running):
+    if watching.unwatched() and watching.readable(*running):
         running = [value.data for value in running]
     for value, other in zip(running, new, strict=True):
         if batches is None:
@@ -216,14 +218,16 @@ def update(running: Sequence[Tensor], new: Sequence[Tensor], batches: Tensor | N
             value.lerp_(other, batches.to(value.dtype).reciprocal())
 
 
-def _by(function: Callable[..., Tensor], given: tuple[Any, ...], batches: Tensor | None) -> Tensor:
+def _by(
+    function: Callable[..., Tensor], arguments: tuple[Any, ...], batches: Tensor | None
+) -> Tensor:
     """Call a function that has PyTorch's arguments, which does not know of ``batches``."""
     if batches is None:
-        return function(*given)
-    input, *running = given[:3]
+        return function(*arguments)
+    input, *running = arguments[:3]
     # The copies begin with the old values, which an empty batch does not change.
     new = clones(running)
-    output = function(input, *new, *given[3:])
+    output = function(input, *new, *arguments[3:])
     update(running, new, batches)
     return output
 
@@ -234,15 +238,15 @@ def _norm(
     supports: Callable[[tuple[Any, ...], tuple[Any, ...]], bool],
     tensors: tuple[Any, ...],
     choices: tuple[Any, ...],
-    given: tuple[Any, ...],
+    arguments: tuple[Any, ...],
     batches: Tensor | None = None,
 ) -> Tensor:
     """Compute a norm of input, weight, bias and, in batch norm, running statistics.
 
     ``name`` is that of PyTorch's function. ``supports`` tells whether normgrad computes the norm
     for these tensors and choices; otherwise PyTorch does. ``choices`` are the other arguments in
-    the order of normgrad's operator, but for the channel axis, which is its last; ``given`` are all
-    arguments in the order of PyTorch's function. ``batches`` is as in
+    the order of normgrad's operator, but for the channel axis, which is its last; ``arguments`` are
+    all in the order of PyTorch's function. ``batches`` is as in
     :func:`.functional.cumulative_batch_norm`.
 
     Each time the dispatcher calls Python costs an operator some microseconds. If no transform,
@@ -251,13 +255,13 @@ def _norm(
     """
     theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
     if any(map(watching.has_rules, tensors)):
-        return _by(theirs, given, batches)
-    if is_traced() and takes(name, given):
+        return _by(theirs, arguments, batches)
+    if is_traced() and takes(name, arguments):
         if batches is None:
-            return operator(name)(*given)
-        return operator("cumulative_batch_norm")(*given[:5], batches, given[-1])
+            return operator(name)(*arguments)
+        return operator("cumulative_batch_norm")(*arguments[:5], batches, arguments[-1])
     if not supports(tensors, choices):
-        return _by(theirs, given, batches)
+        return _by(theirs, arguments, batches)
     running = tensors[3:]
     is_stored = bool(running and choices[0] and running[0] is not None)  # batch norm's ``training``
     # CUDA's autocast leaves batch norm and instance norm as they are.
@@ -267,11 +271,12 @@ def _norm(
         and torch.is_autocast_enabled("cuda")
     ):
         tensors = tuple(map(_as_autocast_has_it, tensors))
-    if watching.unwatched() and watching.plain(*tensors):
-        made = _planned(norm, tensors, choices, running if is_stored and batches is None else ())
+    if watching.unwatched() and watching.readable(*tensors):
+        updated = running if is_stored and batches is None else ()
+        results = _planned(norm, tensors, choices, updated)
         if is_stored and batches is not None:
-            update(running, made[3:], batches)
-        return _with_node(norm, made, tensors, choices)
+            update(running, results[3:], batches)
+        return _with_node(norm, results, tensors, choices)
     fits = True
 
     def store(results: Sequence[Tensor]) -> None:
@@ -285,7 +290,7 @@ def _norm(
     results = called(norm.schema, (*tensors, *choices), store if is_stored else None)
     if not fits:
         # PyTorch's function raises an error that names a remedy.
-        return _by(theirs, given, batches)
+        return _by(theirs, arguments, batches)
     first: Tensor = results[0]
     return first
 
@@ -295,20 +300,20 @@ def _planned(
 ) -> Any:
     """The results of a norm's operator by its plan, which overwrites these running statistics."""
     extension.mention(tensors[0].is_cuda)
-    made, operator = output_for(tensors[0]), norm.schema.operator
+    output, operator = output_for(tensors[0]), norm.schema.operator
     out = None
-    if made is not None or updated:
+    if output is not None or updated:
         absent = len(operator.all_outputs) - 1 - len(updated)
-        out = (made, *[None] * absent, *updated)
+        out = (output, *[None] * absent, *updated)
     plans: list[Any] = []
     results = call(operator, tensors, out, choices, read_next=True, counts=False, tell=plans.append)
     extension.hand_over(plans[0], operator.names, tensors, results)
     return results
 
 
-def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) -> Tensor:
+def _with_node(norm: Norm, results: Any, tensors: tuple[Any, ...], choices: Any) -> Tensor:
     """The output, with an autograd node if gradients may be wanted."""
-    output: Tensor = made[0]
+    output: Tensor = results[0]
     if not torch.is_grad_enabled() or not any_requires_grad(*tensors[:3]):
         return output
     saved = norm.saved(tensors)
@@ -316,9 +321,9 @@ def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) ->
         # PyTorch's RMS norm saves neither of them here, so that both may change.
         saved = saved[0].clone(), None if saved[1] is None else saved[1].data
     # A later batch may update the running statistics, which does not count as a change.
-    statistics = made[1:3] if choices[0] else clones(tensors[3:])
-    kept = output, statistics, norm.shared(choices), saved
-    result: Tensor = norm.node.apply(kept, *tensors[:3])
+    statistics = results[1:3] if choices[0] else clones(tensors[3:])
+    context = output, statistics, norm.shared(choices), saved
+    result: Tensor = norm.node.apply(context, *tensors[:3])
     return result
 
 
@@ -463,21 +468,21 @@ def in_python() -> Iterator[None]:
         _in_cpp.update(with_library)
 
 
-def computed(name: str, given: tuple[Any, ...]) -> Tensor:
+def computed(name: str, arguments: tuple[Any, ...]) -> Tensor:
     """Compute a function: by its operator in C++ if that takes the arguments, else in Python."""
-    if name in _in_cpp and _suits(name, given):
-        return _by_cpp(name, given)
-    return _FUNCTIONS[name](*given)
+    if name in _in_cpp and _suits(name, arguments):
+        return _by_cpp(name, arguments)
+    return _FUNCTIONS[name](*arguments)
 
 
-def _by_cpp(name: str, given: tuple[Any, ...]) -> Tensor:
+def _by_cpp(name: str, arguments: tuple[Any, ...]) -> Tensor:
     """Call a function's operator in C++; of numbers that C++ cannot hold, Python speaks."""
     try:
-        return _in_cpp[name](*given)
+        return _in_cpp[name](*arguments)
     except RuntimeError:
-        if not any(map(_is_large, given)):
+        if not any(map(_is_large, arguments)):
             raise
-    return _FUNCTIONS[name](*given)
+    return _FUNCTIONS[name](*arguments)
 
 
 def _is_large(value: Any) -> bool:
@@ -487,15 +492,15 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
 
 
-def _suits(name: str, given: tuple[Any, ...]) -> bool:
+def _suits(name: str, arguments: tuple[Any, ...]) -> bool:
     """Whether a function's operator in C++ takes these arguments, and is not recorded."""
     if watching.is_recorded():  # first: a compiler would watch the set of types, and the set grows
         return False
-    types = tuple(map(type, given))
+    types = tuple(map(type, arguments))
     if types[1] is tuple:
-        types += tuple(map(type, given[1]))
+        types += tuple(map(type, arguments[1]))
     if types not in _suited[name]:
-        if not (all(kind in _PLAIN for kind in types) and takes(name, given)):
+        if not (all(kind in _PLAIN for kind in types) and takes(name, arguments)):
             return False
         _suited[name].add(types)
     return True

@@ -27,7 +27,7 @@ from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .kernels import absent_of
 from .schemas import NAMESPACE, SCHEMAS, Schema
-from .watching import has_rules, is_recorded, plain, unwatched
+from .watching import has_rules, is_recorded, readable, unwatched
 
 any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -99,17 +99,17 @@ class Node(_SingleLevelFunction):
 
     @classmethod
     def forward(
-        cls, ctx: Any, made: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None
+        cls, ctx: Any, packed: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None
     ) -> Any:
         """Save what the derivatives need, and return the results.
 
-        ``made`` consists of the results, the constant tensors to save, the other values to save,
+        ``packed`` consists of the results, the constant tensors to save, the other values to save,
         and the pair of modes (reverse, forward) in which gradients were enabled for the operator,
         since neither is here. The fast path of :mod:`.functional`, whose only result is the output,
         never needs the pair, and has the tensors to save in its place. There no one else has the
         constants, and as an attribute they cost less.
         """
-        results, constants, ctx.choices, modes = made
+        results, constants, ctx.choices, modes = packed
         if isinstance(results, Tensor):
             ctx.constants = constants
             ctx.save_for_backward(*modes)
@@ -132,15 +132,15 @@ class Node(_SingleLevelFunction):
         cls, schema: Schema, arguments: tuple[Any, ...], results: tuple[Tensor, ...]
     ) -> tuple[Any, Any, Any]:
         """What a node needs of an operator's call: its tensors, constants and options."""
-        given = dict(zip(schema.names, arguments, strict=True))
+        values = dict(zip(schema.names, arguments, strict=True))
         tensors, constants, options = (
-            tuple([given[name] for name in names])
+            tuple([values[name] for name in names])
             for names in (cls.tensors, cls.constants, cls.options)
         )
         return tensors, constants, options
 
 
-def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
+def unmasked(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     """The values, with None in place of those that are masked off."""
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
@@ -188,7 +188,7 @@ class Norm:
     def __init__(
         self,
         name: str,
-        shown: str,
+        title: str,
         normalised: Callable[..., Normalisation],
         others: tuple[int, ...] = (),
     ) -> None:
@@ -213,9 +213,9 @@ class Norm:
             pool = (*_FIRST, *self.statistics((training,)))
             places = [pool.index(name) if name in pool else -1 for name in inputs]
             self.orders.append(places)
-        node: Any = type(shown, (Forward,), {"norm": self})
+        node: Any = type(title, (Forward,), {"norm": self})
         own = {"norm": self, "normalised": staticmethod(normalised)}
-        self.gradient_node = type(f"{shown}Backward", (Backward,), own)
+        self.gradient_node = type(f"{title}Backward", (Backward,), own)
         # PyTorch's own method looks for this function in every call, which takes 2 µs.
         node._backward_cls.apply = node.backward
         node._backward_cls.norm = self  # where compiled autograd finds it too
@@ -239,18 +239,18 @@ class Norm:
         tensors, choices, mask = self.read_gradient(arguments)
         grad_out, data, weight = (tensors[name] for name in _FIRST)
         statistics = [tensors[name] for name in self.statistics(choices)]
-        found = self.normalised(choices, data, *statistics).gradients(grad_out, weight)
+        gradients = self.normalised(choices, data, *statistics).gradients(grad_out, weight)
         # Those of group norm's parameters have an axis for the groups.
-        others = [each.flatten() if self.name == "group_norm" else each for each in found[1:]]
-        made = [found[0].reshape(data.shape), *others]
+        others = [each.flatten() if self.name == "group_norm" else each for each in gradients[1:]]
+        results = [gradients[0].reshape(data.shape), *others]
         absent = absent_of(self.gradient.operator, data)
-        return tuple(each if want else absent for each, want in zip(made, mask, strict=False))
+        return tuple(each if want else absent for each, want in zip(results, mask, strict=False))
 
     def read_gradient(self, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], Any, Any]:
         """The gradients' tensors by PyTorch's names, the norm's options and the mask."""
-        given, options = self.gradient.read(arguments)
+        tensors, options = self.gradient.read(arguments)
         *choices, mask = options.values()
-        return dict(zip(self.gradient.inputs, given.values(), strict=True)), choices, mask
+        return dict(zip(self.gradient.inputs, tensors.values(), strict=True)), choices, mask
 
 
 class Forward(Node):
@@ -261,8 +261,8 @@ class Forward(Node):
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
-        given, options = schema.read(arguments)
-        tensors, choices = tuple(given.values()), tuple(options.values())
+        named_tensors, options = schema.read(arguments)
+        tensors, choices = tuple(named_tensors.values()), tuple(options.values())
         # A later batch may update the running statistics in place.
         statistics = results[1:3] if choices[0] else clones(tensors[3:])
         return tensors[:3], statistics, cls.norm.shared(choices)
@@ -280,17 +280,17 @@ class Forward(Node):
         constants = ctx.constants or others
         order = norm.orders[bool(choices[0])]
         tensors = itemgetter(*order)((grad_out, input, weight, *constants, None))
-        if not torch.is_grad_enabled() and unwatched() and plain(*tensors):
+        if not torch.is_grad_enabled() and unwatched() and readable(*tensors):
             return None, *call(norm.gradient.operator, tensors, None, choices, read_next=True)
         with _WithoutSubclasses():
-            return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
+            return None, *unmasked(called(norm.gradient, (*tensors, *choices)), mask)
 
     @staticmethod
     @of_primals
-    def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, saved: Any, _: Any, *tangents: Any) -> Any:
         """The Jacobian-vector product of the output."""
         norm: Norm = ctx._forward_cls.norm
-        data, gamma, *statistics = kept
+        data, gamma, *statistics = saved
         input, weight, *bias = tangents
         normalised = norm.normalised(ctx.choices, data, *statistics)
         moved = normalised.output_jvp(gamma, input, weight, *(bias or [None]))
@@ -315,9 +315,9 @@ class Gradients(Node):
         grad_out, input, weight, *statistics = ctx.saved_tensors
         norm = node.normalised(ctx.choices[0], input, *statistics)
         with _WithoutSubclasses():
-            found = norm.double_backward(grad_out, weight, *cotangents)
-            gradients = map(like, found, (grad_out, input, weight))
-            return None, *wanted(gradients, ctx.needs_input_grad[1:])
+            products = norm.double_backward(grad_out, weight, *cotangents)
+            gradients = map(like, products, (grad_out, input, weight))
+            return None, *unmasked(gradients, ctx.needs_input_grad[1:])
 
 
 class Backward(Gradients):
@@ -330,14 +330,14 @@ class Backward(Gradients):
         tensors, choices, mask = cls.norm.read_gradient(arguments)
         forms = [(value.shape, value.dtype) for value in results]
         statistics = [tensors[name] for name in cls.norm.statistics(choices)]
-        return [tensors[name] for name in _FIRST], statistics, (choices, wanted(forms, mask))
+        return [tensors[name] for name in _FIRST], statistics, (choices, unmasked(forms, mask))
 
     @staticmethod
     @of_primals
-    def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, saved: Any, _: Any, *tangents: Any) -> Any:
         """The Jacobian-vector products of the gradients."""
         node: type[Backward] = ctx._forward_cls
-        dy, data, gamma, *statistics = kept
+        dy, data, gamma, *statistics = saved
         choices, forms = ctx.choices
         moved = node.normalised(choices, data, *statistics).gradients_jvp(dy, gamma, *tangents)
         return tuple(
@@ -364,8 +364,8 @@ def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[N
             mask = ctx.needs_input_grad[1:]
             return None, *formula_vjp(of_choices, ctx.saved_tensors, cotangents, mask)
 
-    shown = "".join(word.title() for word in name.split("_"))
-    return type(shown, (Part,), {"differentiable": differentiable})
+    title = "".join(word.title() for word in name.split("_"))
+    return type(title, (Part,), {"differentiable": differentiable})
 
 
 class BatchNormElemt(Node):
@@ -380,24 +380,24 @@ class BatchNormElemt(Node):
             return (None,) * 6
         saved = input, weight, _, mean, invstd = ctx.saved_tensors
         mask = for_input, for_weight, for_bias, for_mean, for_invstd = ctx.needs_input_grad[1:]
-        found: list[Any] = [None] * 5
+        gradients: list[Any] = [None] * 5
         if for_input:
             # The output is affine in the input, so the gradient is the same operator applied to
             # grad_out, without mean and bias.
             zeros = torch.zeros_like(mean)
-            found[0] = operator("batch_norm_elemt")(
+            gradients[0] = operator("batch_norm_elemt")(
                 grad_out, weight, None, zeros, invstd, *ctx.choices
             )
         statistics = for_mean or for_invstd
         if statistics or for_weight or for_bias:
-            sum_dy, sum_dy_xmu, found[1], found[2] = operator("batch_norm_backward_reduce")(
+            sum_dy, sum_dy_xmu, gradients[1], gradients[2] = operator("batch_norm_backward_reduce")(
                 grad_out, input, mean, invstd, weight, statistics, for_weight, for_bias
             )
             if statistics:
                 dtype = sum_dy.dtype
                 gain = 1.0 if weight is None else weight.to(dtype)
-                found[3:] = -gain * invstd.to(dtype) * sum_dy, gain * sum_dy_xmu
-        return None, *map(like, wanted(found, mask), saved)
+                gradients[3:] = -gain * invstd.to(dtype) * sum_dy, gain * sum_dy_xmu
+        return None, *map(like, unmasked(gradients, mask), saved)
 
 
 class AllReduceSum(Node):
@@ -428,7 +428,7 @@ class SyncBatchNorm(Node):
         if grad_out is None:
             return (None,) * 4
         gradients = operator("sync_batch_norm_backward")
-        return None, *wanted(gradients(grad_out, *ctx.saved_tensors, *ctx.choices, mask), mask)
+        return None, *unmasked(gradients(grad_out, *ctx.saved_tensors, *ctx.choices, mask), mask)
 
 
 class SyncBatchNormBackward(Gradients):
@@ -491,12 +491,12 @@ def _below_autograd(name: str, arguments: tuple[Any, ...]) -> Any:
 
 def _attached(name: str, arguments: tuple[Any, ...], results: Any) -> Any:
     """An operator's results, with a node if they need one."""
-    needed = torch.is_grad_enabled() and any_requires_grad(*arguments)
-    if not needed and forward_ad._current_level < 0:
+    needs_gradient = torch.is_grad_enabled() and any_requires_grad(*arguments)
+    if not needs_gradient and forward_ad._current_level < 0:
         return results
     modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
     results = results if isinstance(results, tuple) else (results,)
     node = NODES[name]
-    tensors, *kept = node.read(SCHEMAS[name], arguments, results)
+    tensors, *saved = node.read(SCHEMAS[name], arguments, results)
     with enable_single_level_autograd_function():
-        return node.apply((results, *kept, modes), *tensors)
+        return node.apply((results, *saved, modes), *tensors)

@@ -38,8 +38,8 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
     operator = schema.operator
     function = FUNCTIONS[operator.name]
     # ATen's operator does not return the new running statistics, but updates its arguments.
-    written = [output.in_place[0] for output in operator.all_outputs if output in NEW_RUNNING]
-    kept = len(operator.all_outputs) - len(written)
+    updated = [output.in_place[0] for output in operator.all_outputs if output in NEW_RUNNING]
+    returned = len(operator.all_outputs) - len(updated)
 
     def kernel(*arguments: Any) -> Any:
         tensors, options = schema.read(arguments)
@@ -48,9 +48,9 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
             if parameter.kind in (Kind.DATA, Kind.ROW):
                 value = tensors[parameter.name]
                 tensors[parameter.name] = _within_ranks(value, operator, options)
-        if written:
-            out = (*[None] * kept, *[tensors[name] for name in written])
-            return function(**tensors, **options, out=out)[:kept]
+        if updated:
+            out = (*[None] * returned, *[tensors[name] for name in updated])
+            return function(**tensors, **options, out=out)[:returned]
         results = function(**tensors, **options)
         first, *rest = (results,) if operator.out_is_tensor else results
         if first is not None and operator.all_outputs[0].kind is Kind.DATA:

@@ -35,15 +35,16 @@ class Schema:
         """Take the name, the declaration, and the types and names of the arguments."""
         self.name, self.operator = name, operator
         results = ", ".join(f"Tensor {output.name}" for output in operator.all_outputs)
-        made = "Tensor" if operator.out_is_tensor else f"({results})"
-        self.text = f"{name}({arguments}) -> {made}"
+        result_type = "Tensor" if operator.out_is_tensor else f"({results})"
+        self.text = f"{name}({arguments}) -> {result_type}"
         kinds, self.names = zip(*[each.split() for each in arguments.split(", ")], strict=True)
         self.tensors = tuple(
             name for kind, name in zip(kinds, self.names, strict=True) if kind.startswith("Tensor")
         )
-        known = {*operator.names, *operator.options}
+        declared_names = {*operator.names, *operator.options}
         self.declared = {
-            name: _RENAMED[name] if _RENAMED.get(name) in known else name for name in self.names
+            name: _RENAMED[name] if _RENAMED.get(name) in declared_names else name
+            for name in self.names
         }
         theirs = {declared: name for name, declared in self.declared.items()}
         self.inputs = {theirs[each.name]: each.kind for each in operator.parameters}
@@ -54,23 +55,23 @@ class Schema:
         Raises:
             ValueError: the arguments N, C and HxW differ from the input's sizes.
         """
-        given = dict(zip(self.names, arguments, strict=True))
-        if "HxW" in given:
-            _check_sizes(given["input"], given["N"], given["C"], given["HxW"])
-        given = {self.declared[name]: value for name, value in given.items()}
-        tensors = {each.name: given[each.name] for each in self.operator.parameters}
-        options = {name: given[name] for name in self.operator.options if name in given}
+        values = dict(zip(self.names, arguments, strict=True))
+        if "HxW" in values:
+            _check_sizes(values["input"], values["N"], values["C"], values["HxW"])
+        values = {self.declared[name]: value for name, value in values.items()}
+        tensors = {each.name: values[each.name] for each in self.operator.parameters}
+        options = {name: values[name] for name in self.operator.options if name in values}
         for name, value in options.items():
             if isinstance(value, list):
                 options[name] = tuple(value)
         return tensors, options
 
-    def arguments_of(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    def arguments_of(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """PyTorch's arguments, from the declaration's tensors and options; reverts :meth:`read`."""
         if "HxW" in self.names:
-            samples, channels, *rest = given["input"].shape
-            given = {**given, "N": samples, "C": channels, "HxW": prod(rest)}
-        return tuple([given.get(self.declared[name]) for name in self.names])
+            samples, channels, *rest = values["input"].shape
+            values = {**values, "N": samples, "C": channels, "HxW": prod(rest)}
+        return tuple([values.get(self.declared[name]) for name in self.names])
 
 
 def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
@@ -85,7 +86,7 @@ def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - 
 _AFFINE = "Tensor input, Tensor? weight, Tensor? bias"
 _GRADIENT = "Tensor grad_out, Tensor input"
 _RUNNING = "Tensor? running_mean, Tensor? running_var"
-_GIVEN = "Tensor mean, Tensor invstd"
+_SAVED = "Tensor mean, Tensor invstd"
 _SIZES = "SymInt N, SymInt C, SymInt HxW, int group"
 _ROW = "SymInt[] normalized_shape"
 #: The arguments of ATen's operators; normgrad's names of these lack ``native_`` and ``_fused_``.
@@ -96,15 +97,15 @@ _ARGUMENTS = {
         "bool train, float eps, bool[3] output_mask"
     ),
     "batch_norm_stats": "Tensor input, float eps",
-    "batch_norm_elemt": f"{_AFFINE}, {_GIVEN}, float eps",
+    "batch_norm_elemt": f"{_AFFINE}, {_SAVED}, float eps",
     "batch_norm_gather_stats_with_counts": (
-        f"Tensor input, {_GIVEN}, {_RUNNING}, float momentum, float eps, Tensor counts"
+        f"Tensor input, {_SAVED}, {_RUNNING}, float momentum, float eps, Tensor counts"
     ),
     "batch_norm_backward_reduce": (
-        f"{_GRADIENT}, {_GIVEN}, Tensor? weight, bool input_g, bool weight_g, bool bias_g"
+        f"{_GRADIENT}, {_SAVED}, Tensor? weight, bool input_g, bool weight_g, bool bias_g"
     ),
     "batch_norm_backward_elemt": (
-        f"{_GRADIENT}, {_GIVEN}, Tensor? weight, Tensor sum_dy, Tensor sum_dy_xmu, Tensor count"
+        f"{_GRADIENT}, {_SAVED}, Tensor? weight, Tensor sum_dy, Tensor sum_dy_xmu, Tensor count"
     ),
     "native_group_norm": f"{_AFFINE}, {_SIZES}, float eps",
     "native_group_norm_backward": (
@@ -161,7 +162,7 @@ _SYNCHRONISED = (
             options=("output_mask",),
             all_outputs=(GRAD_INPUT, *PLANNED["batch_norm_backward_reduce"].all_outputs[2:]),
         ),
-        f"{_GRADIENT}, Tensor? weight, {_GIVEN}, Tensor count, str group_name, bool[3] output_mask",
+        f"{_GRADIENT}, Tensor? weight, {_SAVED}, Tensor count, str group_name, bool[3] output_mask",
     ),
 )
 

@@ -47,15 +47,17 @@ def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Ten
     for index, name in enumerate(facts):
         values = [rank[index] for rank in everyone]
         if len(set(values)) > 1:
-            shown = ", ".join(f"{_shown(name, v)} on rank {rank}" for rank, v in enumerate(values))
+            by_rank = ", ".join(
+                f"{_spelled(name, v)} on rank {rank}" for rank, v in enumerate(values)
+            )
             raise ValueError(
-                f"sync_batch_norm: {name}: {shown}; allowed: the same on all ranks of group "
+                f"sync_batch_norm: {name}: {by_rank}; allowed: the same on all ranks of group "
                 f"{marker[1]!r}"
             )
     _agreed.add(marker)
 
 
-def _shown(name: str, value: float) -> str:
+def _spelled(name: str, value: float) -> str:
     if name == "dtype":
         return _DTYPES[int(value)]
     if name in ("weight", "running statistics"):

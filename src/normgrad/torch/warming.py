@@ -17,7 +17,7 @@ from ..torch_build import build, is_on
 from .conversion import check_module
 
 
-def warmup(module: Module, /, *example: Any, **named: Any) -> None:
+def warmup(module: Module, /, *example: Any, **kwargs: Any) -> None:
     """Compile the kernels that a training step and an evaluation of a model need, for an example.
 
     The C++ library is built too, unless it is there or cannot be built (see :func:`build`).
@@ -34,7 +34,7 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
 
     Args:
         module: a model. If it is in training mode, layers in evaluation mode stay in it.
-        example, named: the arguments of the model's call. Tensors may be in tuples, lists and
+        example, kwargs: the arguments of the model's call. Tensors may be in tuples, lists and
             dictionaries.
 
     Raises:
@@ -47,11 +47,15 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
     with suppress(BuildError, SettingError, OSError):
         if is_on():
             build()
-    tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((example, named))]
+    tensors = [
+        *module.parameters(),
+        *module.buffers(),
+        *pytree.tree_leaves((example, kwargs)),
+    ]
     gpus = {each.device.index for each in tensors if isinstance(each, Tensor) and each.is_cuda}
 
-    def called() -> Any:
-        positional, keywords = pytree.tree_map_only(Tensor, like, (example, named))
+    def forward() -> Any:
+        positional, keywords = pytree.tree_map_only(Tensor, like, (example, kwargs))
         return model(*positional, **keywords)
 
     with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False):
@@ -59,10 +63,10 @@ def warmup(module: Module, /, *example: Any, **named: Any) -> None:
         if not model.training:
             model.train()
         with torch.enable_grad():
-            _differentiate(called(), model)
+            _differentiate(forward(), model)
         model.eval()
         with torch.no_grad():
-            called()
+            forward()
 
 
 def copy_of(module: Module) -> Module:

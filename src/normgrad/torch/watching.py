@@ -1,4 +1,4 @@
-"""The question whether PyTorch must see an operator: for a transform, mode, tracer or subclass."""
+"""Whether PyTorch must see an operator's call: for a transform, mode, tracer or subclass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_recorded() -> bool:
     )
 
 
-def plain(*tensors: Any) -> bool:
+def readable(*tensors: Any) -> bool:
     """Whether all arguments are None, or tensors whose values kernels can read from their memory.
 
     Such a tensor is of no subclass but Parameter. Only the dispatch keys show the others: tensors

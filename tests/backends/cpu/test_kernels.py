@@ -319,7 +319,7 @@ def test_cutting_into_parts_follows_the_shape_alone():
                 "batch_norm_backward", training=True,
                 **dict.fromkeys(("grad_out", "input"), ng.TensorSpec((8, 3, 224, 224), "float32")),
             )  # fmt: skip
-            parts = max(step.cut.parts for step in plan._program.steps)
+            parts = max(step.cut.parts for step in plan._schedule.steps)
             assert parts == 19  # of three rows each
         finally:
             ng.set_num_threads(None)
@@ -349,7 +349,7 @@ def plan_of(shape: tuple[int, ...], kind: str, **options: object) -> ng.Plan:
 def test_large_rows_are_prefetched(shape, dtype, level):
     x = ng.TensorSpec(shape, dtype)
     plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
-    assert schedule.fetches_ahead(plan._program.layout) == level
+    assert schedule.fetches_ahead(plan._schedule.layout) == level
 
 
 @pytest.mark.parametrize("bits_", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF])
@@ -391,10 +391,10 @@ def test_samples_together(monkeypatch, kind, dtype, shape, groups, together):
         return bits(case.call())
 
     found = results()
-    assert {plan._program.layout.together for plan in plans._plans.values()} == {together}
+    assert {plan._schedule.layout.together for plan in plans._plans.values()} == {together}
     monkeypatch.setattr("normgrad.backends.cpu.layout._samples_together", lambda problem, policy: 1)
     assert results() == found
-    assert {plan._program.layout.together for plan in plans._plans.values()} == {1}
+    assert {plan._schedule.layout.together for plan in plans._plans.values()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_tasks_of_large_gradients_write_whole_cache_lines(dtype, shape, pattern)
     )  # fmt: skip
     assert plan.path.startswith(pattern)
     row = shape[2] * shape[3] * dtypes.parse(dtype).itemsize
-    assert pattern == "columns" or plan._program.cut.at_once * row % LINE == 0
+    assert pattern == "columns" or plan._schedule.cut.at_once * row % LINE == 0
 
 
 def _within_nan(value, before: int):
@@ -461,4 +461,4 @@ def test_samples_that_do_not_follow_each_other(which):
         tensors["mean"] = np.broadcast_to(tensors["mean"][:1], (8, 2))
     plans._plans.clear()
     run(case)
-    assert {plan._program.layout.together for plan in plans._plans.values()} == {1}
+    assert {plan._schedule.layout.together for plan in plans._plans.values()} == {1}

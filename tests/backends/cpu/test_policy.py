@@ -42,7 +42,7 @@ def planned(machine: Machine, kind: str, shape: tuple[int, ...], last: bool = Fa
         mock.patch.object(choice, "this_machine", return_value=machine),
         mock.patch.dict(plans._plans, clear=True),
     ):
-        return ng.plan(kind, **tensors, **options)._program
+        return ng.plan(kind, **tensors, **options)._schedule
 
 
 #: The block's fields that say how memory is used, rather than what is added to what.

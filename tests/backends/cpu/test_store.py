@@ -34,7 +34,7 @@ def empty(monkeypatch, tmp_path):
     """An empty cache folder, and a process that has loaded nothing."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_loaded", {})
-    monkeypatch.setattr(store, "_said", set())
+    monkeypatch.setattr(store, "_reported", set())
     return tmp_path / "cache" / cache.KERNELS
 
 
@@ -360,7 +360,7 @@ def test_the_bits_are_those_of_compiled_kernels(tmp_path):
     if platform.machine() != "x86_64" or LEVEL not in target.levels_here():
         pytest.skip(f"not {LEVEL}")
     call = bits_program.call_of(CASE)
-    program = normgrad.plan(call.name, **call.tensors, **call.options)._program
+    program = normgrad.plan(call.name, **call.tensors, **call.options)._schedule
     run("-m", packing.__name__, LEVEL, tmp_path, *units.needed(program))
     program = Path(bits_program.__file__)
     (found,) = run(program, LEVEL, tmp_path, CASE).splitlines()
@@ -390,7 +390,7 @@ def test_numba_s_own_compiler_gives_the_same_bits(monkeypatch, tmp_path):
     """It is used where Numba's version is one that the faster one was not tried with."""
     call = bits_program.call_of(CASE)
     plan = normgrad.plan(call.name, **call.tensors, **call.options)
-    needed = units.needed(plan._program)
+    needed = units.needed(plan._schedule)
     store.addresses(needed)
     ours = store.find(needed)
     few = [unit for unit in needed if unit.startswith(("sums", "arithmetic: b"))]

@@ -18,7 +18,7 @@ from gpu_code import code_of
 from gpu_costs import CASES as COSTS
 from gpu_costs import DTYPES, LAYOUTS, planned
 from support import sampled
-from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of, programs
+from triton_programs import CASES, H200, OVER_TENSORS, arguments, schedule_of, schedules
 
 from normgrad import TensorSpec
 from normgrad.backends.triton.tiling import ITEMSIZES
@@ -153,7 +153,7 @@ def test_code_is_no_longer_than_the_table_says():
 def test_loops_without_float64_where_it_is_slow(kind, layout, tmp_path):
     slow = replace(H200, fast_float64=False)
     planned = arguments(kind, (32, 256, 56, 56), "float32", layout.replace("-", "_"))
-    sums = program_of(kind, slow, **planned).launches[0]
+    sums = schedule_of(kind, slow, **planned).launches[0]
     assert not any(map(gpu_code.FP64.match, code_of(sums, 120, tmp_path).loop))
 
 
@@ -161,7 +161,7 @@ def test_loops_without_float64_where_it_is_slow(kind, layout, tmp_path):
 @pytest.mark.parametrize("architecture", ARCHITECTURES[:2])
 def test_kernels_of_every_kind(architecture, dtype, tmp_path):
     """The same of every operator, of mixed layouts and of float64."""
-    launches = distinct(program for _, program in programs(H200, dtype))
+    launches = distinct(program for _, program in schedules(H200, dtype))
     assert len(launches) > 40
     check(sampled(launches, SAMPLE, f"{architecture} {dtype}"), architecture, tmp_path)
 
@@ -184,12 +184,12 @@ LINES = (
 def test_programs_that_have_many_groups(shape, groups, tmp_path):
     """Of one channel each, which are held, or of several, which are read twice."""
     made = [
-        program_of(name, **arguments(name, shape, dtype, groups=groups))
+        schedule_of(name, **arguments(name, shape, dtype, groups=groups))
         for name in ("group_norm_backward", "group_norm")
         for dtype in ("bfloat16", "float32")
     ]
     launches = [launch for launch in distinct(made) if launch.kernel == "groups"]
-    assert {launch.config.held for launch in launches} == {shape[1] == groups}
+    assert {launch.config.resident for launch in launches} == {shape[1] == groups}
     check(sampled(launches, SAMPLE, f"{shape} {groups}"), ARCHITECTURES[0], tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_programs_that_have_many_groups(shape, groups, tmp_path):
 def test_programs_of_lines(shape, groups, architecture, tmp_path):
     """What a line's positions have of the parameters, and their sums, take registers."""
     made = [
-        program_of(name, **arguments(name, shape, dtype, layout, groups=groups))
+        schedule_of(name, **arguments(name, shape, dtype, layout, groups=groups))
         for name in ("group_norm_backward", "group_norm")
         for dtype in ("bfloat16", "float32", "float64")
         for layout in ("contiguous", "sliced")
@@ -219,12 +219,12 @@ def test_many_ranks(ranks, channels, dtype, tmp_path):
     planned = arguments("batch_norm_gather_stats_with_counts", (8, channels, 4, 4), dtype)
     of_ranks = TensorSpec((ranks, channels), dtype)
     planned |= {"mean": of_ranks, "invstd": of_ranks, "counts": TensorSpec((ranks,), "int32")}
-    program = program_of("batch_norm_gather_stats_with_counts", **planned)
+    program = schedule_of("batch_norm_gather_stats_with_counts", **planned)
     check(list(program.launches), ARCHITECTURES[0], tmp_path)
 
 
 def test_tensors_that_are_not_aligned_are_read_as_they_can_be():
-    program = program_of(
+    program = schedule_of(
         "batch_norm_backward", **arguments("batch_norm_backward", (256, 64, 56, 56), "bfloat16")
     )
     launch = program.launches[-1]
@@ -248,7 +248,7 @@ def test_a_kernel_is_compiled_once_for_many_shapes(name):
     """Models have many shapes; sizes and strides are no part of what is compiled."""
     configs = {}
     for shape in SHAPES:
-        for launch in program_of(name, **arguments(name, shape, "bfloat16")).launches:
+        for launch in schedule_of(name, **arguments(name, shape, "bfloat16")).launches:
             found = configs.setdefault((launch.kernel, launch.word), set())
             found.add((launch.config, launch.warps))
     # Tiles follow the groups of group norm, and what positions divide by.
@@ -258,7 +258,7 @@ def test_a_kernel_is_compiled_once_for_many_shapes(name):
 
 def test_each_device_has_kernels_of_its_own():
     """What a kernel is launched by is loaded on one of them."""
-    program = program_of(
+    program = schedule_of(
         "batch_norm_backward", **arguments("batch_norm_backward", (8, 64, 14, 14), "bfloat16")
     )
     (launch,) = program.launches

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import INTERPRETED
-from triton_programs import H200, OVER_TENSORS, PASSES, program_of
+from triton_programs import H200, OVER_TENSORS, PASSES, schedule_of
 
 from normgrad import TensorSpec
 from normgrad.backends.triton import config as words
@@ -46,7 +46,7 @@ class Task:
         self.axes = self.arguments.axes
         sizes = self.sizes = launch.arguments.sizes
         i = np.arange(config.channels)
-        if config.held:
+        if config.resident:
             blocks = -(-sizes.channels // sizes.step)
             unit, self.part = divmod(number, sizes.parts)
             self.set, block = divmod(unit, blocks)
@@ -136,10 +136,10 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
     tasks = sizes.sets * blocks * sizes.parts
     assert sizes.part * sizes.parts >= sizes.positions
     if launch.kernel == "groups":
-        assert sizes.slots == -(-(blocks if config.held else sizes.groups) // sizes.each)
+        assert sizes.slots == -(-(blocks if config.resident else sizes.groups) // sizes.each)
         assert launch.programs == sizes.sets * sizes.parts * sizes.slots
         assert config.positions % max(1, config.sharing) == 0
-        if config.held:
+        if config.resident:
             assert sizes.part == config.positions
             assert sizes.per_group == 1
         else:
@@ -264,7 +264,7 @@ def test_what_kernels_promise_is_so(seed):
     seen, kernels = {}, set()
     for _ in range(400):
         name, planned = problem(numbers)
-        program = program_of(name, device(numbers), **planned)
+        program = schedule_of(name, device(numbers), **planned)
         seen[program.passes] = seen.get(program.passes, 0) + 1
         for launch in program.launches:
             if launch.kernel not in OVER_TENSORS:
@@ -299,7 +299,7 @@ def test_what_is_counted_in_32_bits_needs_no_more(kind, shape, strides, groups):
     x = TensorSpec(shape, "bfloat16", strides)
     planned = {"training": True} if kind == "batch_norm" else {"num_groups": groups}
     for made_up in (H200, replace(H200, processors=1 << 14)):
-        program = program_of(kind, made_up, input=x, **planned)
+        program = schedule_of(kind, made_up, input=x, **planned)
         for launch in program.launches:
             if launch.kernel in OVER_TENSORS:
                 check(launch, (0, 0, 0), random.Random(0), writes=False)

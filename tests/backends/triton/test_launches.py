@@ -12,7 +12,7 @@ from typing import Any
 
 import fake_cuda
 import pytest
-from triton_programs import arguments, program_of
+from triton_programs import arguments, schedule_of
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -22,7 +22,7 @@ if triton.knobs.runtime.interpret:
 if fake_cuda.compiler() is None:
     pytest.skip("no C compiler", allow_module_level=True)
 
-from normgrad.backends.triton import driver  # noqa: E402
+from normgrad.backends.triton import cuda_driver  # noqa: E402
 from normgrad.problem import PLACES  # noqa: E402
 
 LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)
@@ -44,7 +44,7 @@ PROGRAMS = {
 
 def program(kind: str) -> Any:
     name, shape, layout, x_layout = PROGRAMS[kind]
-    return program_of(name, **arguments(name, shape, "bfloat16", layout, x_layout))
+    return schedule_of(name, **arguments(name, shape, "bfloat16", layout, x_layout))
 
 
 def addresses(call: int = 0, offset: int = 0) -> list[int]:
@@ -195,7 +195,7 @@ def kernel(made: Any, **changes: Any) -> Any:
 
 def test_what_suits():
     made = program("one").launches[0]
-    assert driver.suits(kernel(made), made)
+    assert cuda_driver.suits(kernel(made), made)
     for changes in (
         {"global_scratch_size": 16},
         {"profile_scratch_size": 16},
@@ -206,20 +206,20 @@ def test_what_suits():
         {"replace": lambda ptx: ptx.replace(".param .u64", ".param .u32", 1)},
         {"replace": lambda ptx: ""},
     ):
-        assert not driver.suits(kernel(made, **changes), made), changes
+        assert not cuda_driver.suits(kernel(made, **changes), made), changes
     for missing in ("metadata", "asm", "function"):
         found = kernel(made)
         delattr(found, missing)
-        assert not driver.suits(found, made), missing
+        assert not cuda_driver.suits(found, made), missing
     for missing in vars(kernel(made).metadata):
         found = kernel(made)
         delattr(found.metadata, missing)
-        assert not driver.suits(found, made), missing
+        assert not cuda_driver.suits(found, made), missing
 
 
 def test_without_a_driver(monkeypatch):
     def none(name: str) -> Any:
         raise OSError(name)
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", none)
-    assert driver.function.__wrapped__() is None
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", none)
+    assert cuda_driver.function.__wrapped__() is None

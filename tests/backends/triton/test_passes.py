@@ -260,7 +260,7 @@ def test_chains_of_many_lines(rows, columns, dtype, monkeypatch):
     monkeypatch.setattr(lines, "WARPS", 1)
     case = make("group_norm", (rows, columns), dtype=dtype, num_groups=1)
     with on_device(PASSES["one pass"]):
-        (launch, _) = plan_of(case)._program.launches
+        (launch, _) = plan_of(case)._schedule.launches
         assert launch.config.chain == lines.CHAIN
         chains = launch.arguments.sizes.each / lines.CHAIN
         assert launch.config.short_columns == (chains <= lines.CHAINS)
@@ -276,7 +276,7 @@ def test_gpus_whose_float64_arithmetic_is_slow(passes, layout, kind):
     for dtype in ("float32", "float16"):
         case = make(kind, (4, 6, 9, 5), dtype=dtype, layout=layout, num_groups=2)
         with on_device(slow):
-            assert plan_of(case)._program.launches[0].config.singles
+            assert plan_of(case)._schedule.launches[0].config.singles
             check_twice(case, passes)
 
 

@@ -46,7 +46,7 @@ def test_a_run(checkout, row, content, results):
         "- aten::x: RuntimeError: 1; allowed: 2 (a)",
         "- other: no (b)",
     ]
-    assert "![Times over the memory's own time](../../cuda-nvidia-h200.svg)" in text
+    assert "![Times over the bandwidth-bound (triad) time](../../cuda-nvidia-h200.svg)" in text
     # √(1.5 · 0.75), all of them in float32; and by layout.
     assert "| train | 1.06 | 1.5 | 0.75 | 1.06 |" in text
     assert "## ResNet-50 at batch 256, training: gradients" in text

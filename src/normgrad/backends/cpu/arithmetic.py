@@ -20,7 +20,7 @@ from .helpers import helper
 from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put, smaller
 from .pairs import add_array, add_pair, array, clear_pairs, get_pair, pairs, plus, put_pair, times
 from .statistics import prepare, statistics
-from .vectors import SOME, SPREAD, spread, write_parameters
+from .vectors import SPREAD, STRIP, spread, write_parameters
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -73,7 +73,7 @@ def parameters(block, s, base, c0, c1):
     while first < c1:
         # Of samples that are treated as one, all have the same parameters.
         at = first % every
-        n = smaller(smaller(SOME, c1 - first), every - at)
+        n = smaller(smaller(STRIP, c1 - first), every - at)
         begins = s % get(block, B.BANK_SETS) == 0 and first < every
         sums = pairs(block, B.W_SUM_DY, base + first)
         xmus = pairs(block, B.W_SUM_DY_XMU, base + first)
@@ -101,11 +101,11 @@ def outputs(block, base, c0, c1):
     """Write the parameter gradients: the sums over the slots in their order, 0 without slots."""
     not_inlined()
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
-    buffers = pairs_buffer(SOME), pairs_buffer(SOME)
-    clear_pairs(buffers[0], SOME)
-    clear_pairs(buffers[1], SOME)
-    for first in range(c0, c1, SOME):
-        n, biases, scaled = smaller(SOME, c1 - first), buffers[0], buffers[1]
+    buffers = pairs_buffer(STRIP), pairs_buffer(STRIP)
+    clear_pairs(buffers[0], STRIP)
+    clear_pairs(buffers[1], STRIP)
+    for first in range(c0, c1, STRIP):
+        n, biases, scaled = smaller(STRIP, c1 - first), buffers[0], buffers[1]
         if slots == 1 and get(block, B.SINGLE) != 0:  # nothing is added, and errors are 0
             biases = array(block, B.W_BIASES, base + first), biases[1]
             scaled = array(block, B.W_WEIGHTS, base + first), scaled[1]

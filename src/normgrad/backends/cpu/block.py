@@ -134,11 +134,11 @@ SUMS_USES, WRITE_USES, PARAMETER_USES = _step.each(3)
 USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
 
-_program = _Fields()
-# A program, as the driver takes it: the addresses of the block's template and of the steps, and the
+_table = _Fields()
+# The driver's table of a schedule: the addresses of the block's template and of the steps, and the
 # number of steps.
-TEMPLATE, STEPS, STEP_COUNT = _program.each(3)
-PROGRAM_FIELDS = _program.end
+TEMPLATE, STEPS, STEP_COUNT = _table.each(3)
+TABLE_FIELDS = _table.end
 
 _job = _Fields()
 # A job tells a kernel what to do with a piece of the tensors, whose addresses are arguments beside

@@ -23,6 +23,7 @@ from . import block as B
 from .helpers import helper
 from .intrinsics import (
     address_of,
+    as_int64,
     bits_to_double,
     double,
     double_buffer,
@@ -37,7 +38,6 @@ from .intrinsics import (
     load,
     not_inlined,
     pairs_buffer,
-    plain,
     put,
     shift,
     singles_at,
@@ -58,7 +58,7 @@ from .pairs import (
     times,
     value_of,
 )
-from .vectors import SOME, SPREAD, canonical, fill, place_of, read_parameters, spread, total_count
+from .vectors import SPREAD, STRIP, canonical, fill, place_of, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -118,10 +118,10 @@ def batch_in(zero, block, normal, base, c0, c1):
     centred = get(block, B.CENTRED) != 0
     m = bits_to_double(get(block, B.DIVISOR))
     if get(block, B.GIVEN_SUMS) != 0:
-        m = get(array(block, B.W_COUNT, plain(0)), 0)
-    w = double_buffer(SOME)
-    for first in range(c0, c1, SOME):
-        n, at = smaller(SOME, c1 - first), base + first
+        m = get(array(block, B.W_COUNT, as_int64(0)), 0)
+    w = double_buffer(STRIP)
+    for first in range(c0, c1, STRIP):
+        n, at = smaller(STRIP, c1 - first), base + first
         read_weights(block, first, n, w)
         sums = numbers_at(zero, block, B.W_SUM_DY, at)
         xmus = numbers_at(zero, block, B.W_SUM_DY_XMU, at)
@@ -150,28 +150,28 @@ def groups(block, s, base, c0, c1):
     a time. So loops over channels and groups are long enough to be vectorised.
     """
     per_group = get(block, B.PER_GROUP)
-    at_once = larger(1, SOME // per_group)
+    at_once = larger(1, STRIP // per_group)
     group, left = base // per_group, (c1 - c0) // per_group
     group += c0 // per_group
-    w, totals, projections = double_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
-    held = double_buffer(SOME)
+    w, totals, projections = double_buffer(STRIP), pairs_buffer(STRIP), pairs_buffer(STRIP)
+    precise = double_buffer(STRIP)
     c = c0
     while left > 0:
         count = smaller(at_once, left)
         invstd = pairs(block, B.W_INVSTD, group)
         slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
-        start_groups(block, invstd, count, totals, projections, held)
+        start_groups(block, invstd, count, totals, projections, precise)
         end = c + count * per_group
-        for first in range(c, end, SOME):
-            n = smaller(SOME, end - first)
+        for first in range(c, end, STRIP):
+            n = smaller(STRIP, end - first)
             read_weights(block, first, n, w)
-            add_weighted(block, base + first, n, w, invstd, count, totals, projections, held)
-        finish_groups(block, invstd, count, totals, projections, held, slope, scale)
-        for first in range(c, end, SOME):
-            n = smaller(SOME, end - first)
+            add_weighted(block, base + first, n, w, invstd, count, totals, projections, precise)
+        finish_groups(block, invstd, count, totals, projections, precise, slope, scale)
+        for first in range(c, end, STRIP):
+            n = smaller(STRIP, end - first)
             if n < end - c:
                 read_weights(block, first, n, w)
-            spread_groups(block, base + first, n, w, totals, held)
+            spread_groups(block, base + first, n, w, totals, precise)
         c, group, left = end, group + count, left - count
 
 
@@ -183,19 +183,19 @@ def keep_precision(least, most, invstd, normal):
 
 
 @helper
-def start_groups(block, invstd, count, totals, projections, held):
+def start_groups(block, invstd, count, totals, projections, precise):
     """Set sums to zero, and find whether products with the weights along rows keep precision."""
-    found, normal = array(block, B.W_COUNT, plain(0)), normal_numbers(block)
-    least, most, along = get(found, 1), get(found, 2), get(block, B.ALONG) != 0
+    weight_range, normal = array(block, B.W_COUNT, as_int64(0)), normal_numbers(block)
+    least, most, along = get(weight_range, 1), get(weight_range, 2), get(block, B.ALONG) != 0
     for g in range(count):
         fits = keep_precision(least, most, get(invstd[0], g), normal) | (not along)
-        put(held, g, 1.0 if fits else 0.0)
+        put(precise, g, 1.0 if fits else 0.0)
         put_pair(totals, g, (0.0, 0.0))
         put_pair(projections, g, (0.0, 0.0))
 
 
 @helper
-def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
+def add_weighted(block, at, count, w, invstd, many, totals, projections, precise):
     """Add the sums of channels, times their weights, to the sums of their groups, in order.
 
     In float64 arithmetic errors are added too; in float32 arithmetic terms have none.
@@ -204,8 +204,8 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
     per_group, single = get(block, B.PER_GROUP), get(block, B.SINGLE) != 0
     normal, several = normal_numbers(block), bits_to_double(get(block, B.DIVISOR)) > per_group
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
-    terms, xmu_terms, fits = pairs_buffer(SOME), pairs_buffer(SOME), double_buffer(SOME)
-    invstds = spread(invstd[0], plain(0), count, per_group, double_buffer(SPREAD))
+    terms, xmu_terms, fits = pairs_buffer(STRIP), pairs_buffer(STRIP), double_buffer(STRIP)
+    invstds = spread(invstd[0], as_int64(0), count, per_group, double_buffer(SPREAD))
     for c in range(count):
         v, r = get(w, c), get(invstds, c)
         put(fits, c, 1.0 if holds(v * r, v, r, normal) else 0.0)
@@ -218,7 +218,7 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
             put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
     for g in range(many):
         first = g * per_group
-        total, projection, fit = get_pair(totals, g), get_pair(projections, g), get(held, g)
+        total, projection, fit = get_pair(totals, g), get_pair(projections, g), get(precise, g)
         for c in range(first, smaller(first + per_group, count)):
             fit *= get(fits, c)
             if single:
@@ -229,16 +229,16 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
                 projection = plus(projection, get_pair(xmu_terms, c))
         put_pair(totals, g, total)
         put_pair(projections, g, projection)
-        put(held, g, fit)
+        put(precise, g, fit)
 
 
 @helper
-def finish_groups(block, invstd, count, totals, projections, held, slope, scale):
-    """Compute the groups' slopes and scales; ``totals`` and ``held`` become shifts and factors."""
+def finish_groups(block, invstd, count, totals, projections, precise, slope, scale):
+    """Compute the groups' slopes and scales; ``totals`` and ``precise`` become shifts, factors."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     centred = get(block, B.CENTRED) != 0
     for g in range(count):
-        r, fits = get_pair(invstd, g), get(held, g) != 0.0
+        r, fits = get_pair(invstd, g), get(precise, g) != 0.0
         total = get_pair(totals, g) if centred else (0.0, 0.0)
         projection, error = get_pair(projections, g)
         projection = projection + (r[0] - r[0]) if m > 1.0 else projection
@@ -246,7 +246,7 @@ def finish_groups(block, invstd, count, totals, projections, held, slope, scale)
         put(slope, g, canonical(p))
         put(scale, g, 1.0 if multiplied else canonical(r[0]))
         put(totals[0], g, canonical(t))
-        put(held, g, r[0] if multiplied else 1.0)
+        put(precise, g, r[0] if multiplied else 1.0)
 
 
 @helper
@@ -254,8 +254,8 @@ def spread_groups(block, at, count, w, totals, factors):
     """Write the gain and shift of each channel, from its group's factor and shift."""
     not_inlined()
     per_group, row = get(block, B.PER_GROUP), pairs_buffer(SPREAD)
-    factor = spread(factors, plain(0), count, per_group, row[0])
-    change = spread(totals[0], plain(0), count, per_group, row[1])
+    factor = spread(factors, as_int64(0), count, per_group, row[0])
+    change = spread(totals[0], as_int64(0), count, per_group, row[1])
     gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
     for c in range(count):
         put(gain, c, canonical(get(w, c) * get(factor, c)))
@@ -267,9 +267,9 @@ def constant(block, s, base, c0, c1):
     per_group = get(block, B.PER_GROUP)
     gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
     invstd = array(block, B.W_INVSTD, base // per_group)
-    w, row = double_buffer(SOME), double_buffer(SPREAD)
-    for first in range(c0, c1, SOME):
-        n = smaller(SOME, c1 - first)
+    w, row = double_buffer(STRIP), double_buffer(SPREAD)
+    for first in range(c0, c1, STRIP):
+        n = smaller(STRIP, c1 - first)
         read_weights(block, first, n, w)
         if get(block, B.ALONG) == 0:
             read_parameters(block, B.BIAS, first, n, 0.0, shift(offset, first))
@@ -280,7 +280,7 @@ def constant(block, s, base, c0, c1):
 
 def count(block, flags, s, base, c0, c1):
     """Store the number of elements of all ranks, which the given sums are over."""
-    put(array(block, B.W_COUNT, plain(0)), 0, total_count(block))
+    put(array(block, B.W_COUNT, as_int64(0)), 0, total_count(block))
 
 
 @helper
@@ -292,13 +292,13 @@ def along_rows(block, slot, field, otherwise):
     """
     not_inlined()
     address, single = get(block, slot), get(block, B.SINGLE) != 0
-    _, stride, code = place_of(block, slot, plain(0), plain(0))
+    _, stride, code = place_of(block, slot, as_int64(0), as_int64(0))
     own = code == (0 if single else 1) and code == get(block, B.X_CODE)
     if address != 0 and stride == 1 and own and get(block, B.VECTORS_OUTER) == 0:
         return address
-    copy, row = get(block, B.WORKSPACE) + get(block, field), double_buffer(SOME)
-    for first in range(0, get(block, B.PARAMETERS), SOME):
-        n = smaller(SOME, get(block, B.PARAMETERS) - first)
+    copy, row = get(block, B.WORKSPACE) + get(block, field), double_buffer(STRIP)
+    for first in range(0, get(block, B.PARAMETERS), STRIP):
+        n = smaller(STRIP, get(block, B.PARAMETERS) - first)
         read_parameters(block, slot, first, n, otherwise, row)
         for c in range(n):
             if single:
@@ -330,14 +330,14 @@ def weights(block, flags, s, base, c0, c1):
     if get(block, B.FORWARD) != 0:
         put(block, B.ROW_BIAS, along_rows(block, B.BIAS, B.W_BIAS, 0.0))
         return
-    found = array(block, B.W_COUNT, plain(0))
+    weight_range = array(block, B.W_COUNT, as_int64(0))
     if get(block, B.SINGLE) != 0:
         least, most = range_of(int32s_at(weight), count, MAGNITUDE >> 32)
         bits = int_buffer(1)
         for i, size in ((1, least), (2, most)):
             put(bits, 0, size)
-            put(found, i, double(get(singles_at(address_of(bits)), 0)))
+            put(weight_range, i, double(get(singles_at(address_of(bits)), 0)))
     else:
         least, most = range_of(integers_at(weight), count, MAGNITUDE)
-        put(found, 1, bits_to_double(least))
-        put(found, 2, bits_to_double(most))
+        put(weight_range, 1, bits_to_double(least))
+        put(weight_range, 2, bits_to_double(most))

@@ -22,14 +22,16 @@ from .intrinsics import INT_POINTER, POINTERS
 @cache
 def sources() -> dict[str, tuple[Any, Any]]:
     """All units' functions and signatures, by name."""
-    found = {unit: (_at(function), _at(kind)) for unit, (function, kind) in units.FUNCTIONS.items()}
+    by_unit = {
+        unit: (_at(function), _at(kind)) for unit, (function, kind) in units.FUNCTIONS.items()
+    }
     for pattern, operation, code in units.kernels():
         function = _at(units.KERNELS[pattern][operation]).py_func
         kind = types.void(Operation(operation, pattern), *[POINTERS[code]] * 3, INT_POINTER)
-        found[units.kernel(pattern, operation, code)] = function, kind
+        by_unit[units.kernel(pattern, operation, code)] = function, kind
     for code, tile in units.movers():
-        found[units.mover(code, tile)] = moves.mover, moves.mover_signature(code, tile)
-    return found
+        by_unit[units.mover(code, tile)] = moves.mover, moves.mover_signature(code, tile)
+    return by_unit
 
 
 def _at(place: str) -> Any:
@@ -59,20 +61,20 @@ def object_of(unit: str) -> bytes:
 def module_of(unit: str) -> Any:
     """LLVM's module of a unit, optimised, in which nothing but the unit has a symbol."""
     function, signature = sources()[unit]
-    made = CFunc(
+    compiled = CFunc(
         function,
         (signature.args, signature.return_type),
         locals={},
         options=OPTIONS,
         pipeline_class=UNIT_COMPILER,
     )
-    made.compile()
-    module = llvm.parse_assembly(made.inspect_llvm())
+    compiled.compile()
+    module = llvm.parse_assembly(compiled.inspect_llvm())
     traps = "".join(_TRAP.format(name) for name in _NEVER_CALLED if name in _names(module))
     about = f'target datalayout = "{module.data_layout}"\ntarget triple = "{module.triple}"\n'
     module.link_in(llvm.parse_assembly(about + traps + "declare void @llvm.trap()\n"))
     for value in (*module.functions, *module.global_variables):
-        if value.name == made.native_name:
+        if value.name == compiled.native_name:
             value.name = units.symbol(unit)
         elif not value.is_declaration:
             value.linkage = "internal"

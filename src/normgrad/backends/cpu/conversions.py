@@ -77,11 +77,11 @@ def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     quiet = builder.or_(endless, word_of(0x00400000))
     # A number below float16's normal range is its bits times 2⁻²⁴.
     tiny = builder.fmul(builder.uitofp(magnitude, single), constant(value.type, F32, 2.0**-24))
-    found = builder.bitcast(tiny, word)
+    result = builder.bitcast(tiny, word)
     for limit, larger in ((0x0400, finite), (0x7C00, endless), (0x7C01, quiet)):
         at_least = builder.icmp_unsigned(">=", magnitude, word_of(limit))
-        found = builder.select(at_least, larger, found)
-    return builder.bitcast(builder.or_(sign, found), single)
+        result = builder.select(at_least, larger, result)
+    return builder.bitcast(builder.or_(sign, result), single)
 
 
 def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -99,13 +99,13 @@ def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     tiny = builder.sub(tiny, word_of(0x3F000000))
     payload = builder.and_(builder.lshr(magnitude, word_of(13)), word_of(0x03FF))
     nan = builder.or_(payload, word_of(0x7E00))
-    found = tiny
+    result = tiny
     for limit, larger in (
         (0x38800000, normal), (0x477FF000, word_of(0x7C00)), (0x7F800001, nan)
     ):  # fmt: skip
         at_least = builder.icmp_unsigned(">=", magnitude, word_of(limit))
-        found = builder.select(at_least, larger, found)
-    return builder.trunc(builder.or_(sign, found), shaped(value.type, I16))
+        result = builder.select(at_least, larger, result)
+    return builder.trunc(builder.or_(sign, result), shaped(value.type, I16))
 
 
 def widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:

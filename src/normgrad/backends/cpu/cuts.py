@@ -58,8 +58,8 @@ class Cut(NamedTuple):
 def cut_of(layout: Layout) -> Cut | None:
     """Choose how a problem's tensors are cut into tasks; None if they are not read."""
     problem = layout.problem
-    wanted = problem.result is not None or problem.wants_parameters
-    if problem.is_empty or problem.gathers or not wanted:
+    has_outputs = problem.result is not None or problem.wants_parameters
+    if problem.is_empty or problem.gathers or not has_outputs:
         return None
     sets, channels, positions = layout.sets.size, layout.channel.size, layout.positions
     whole = Cut(
@@ -164,11 +164,11 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     # If sets share their parameters, all sets of a task add to the task's slot.
     tasks = policy.most_tasks(layout.elements)
     turn = ceil_div(sets, tasks) if problem.by_row else 1
-    wanted = max(ceil_div(rows, policy.rows), min(policy.enough_tasks, ceil_div(rows, ROWS)))
-    blocks = min(ceil_div(tasks, ceil_div(sets, turn)), wanted)
+    most_blocks = max(ceil_div(rows, policy.rows), min(policy.enough_tasks, ceil_div(rows, ROWS)))
+    blocks = min(ceil_div(tasks, ceil_div(sets, turn)), most_blocks)
     block = rounded_up(ceil_div(rows, blocks), at_once)
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
-    return found._replace(piece_channels=at_once, piece_rows=1)
+    cut = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
+    return cut._replace(piece_channels=at_once, piece_rows=1)
 
 
 def _have_few_rows(layout: Layout) -> bool:
@@ -192,8 +192,8 @@ def _of_samples(layout: Layout, whole: Cut) -> Cut | None:
     policy = layout.policy
     if whole.sets == 1 or size > 8 * policy.in_cache:
         return None
-    found = whole._replace(sets_per_task=ceil_div(whole.sets, policy.most_tasks(layout.elements)))
-    return found if found.tasks >= policy.enough_tasks // 4 else None
+    cut = whole._replace(sets_per_task=ceil_div(whole.sets, policy.most_tasks(layout.elements)))
+    return cut if cut.tasks >= policy.enough_tasks // 4 else None
 
 
 def _of_positions(layout: Layout, whole: Cut) -> Cut:
@@ -235,34 +235,34 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         # A task reads long runs of memory, image after image: of some images rather than channels.
         size, blocks = layout.run * read_bytes(problem), ceil_div(enough, cuts)
         runs = min(2 * policy.in_cache // size, ceil_div(channels, blocks))
-        wanted = max(1, runs, policy.part // per_channel)
+        channels_wanted = max(1, runs, policy.part // per_channel)
         # Blocks of one size, since two threads may have one each.
-        even = ceil_div(channels, ceil_div(channels, wanted))
+        even = ceil_div(channels, ceil_div(channels, channels_wanted))
         block = min(channels, rounded_up(even, unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
-        wanted = channels * sets // enough * per_channel
+        channels_wanted = channels * sets // enough * per_channel
         cache = policy.in_cache * (1 if whole.piece_rows == positions else 2)
-        most = max(policy.small, min(cache // read_bytes(problem), wanted))
+        most = max(policy.small, min(cache // read_bytes(problem), channels_wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
         if layout.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
             lines = unit * (LINE // gcd(unit * layout.run * layout.dtype.itemsize, LINE))
             block -= block % lines if block > lines else 0
     # So many channels' arrays stay in the cache: of each, some 112 bytes and elements.
     at_once = min(block, max(unit, (policy.in_cache >> 9) // unit * unit))
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
+    cut = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     parts = 1
-    if found.tasks < enough:
+    if cut.tasks < enough:
         most = min(cuts, per_channel * block // policy.part)
-        parts = min(ceil_div(tasks, found.tasks), max(1, most))
+        parts = min(ceil_div(tasks, cut.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
-        wanted = rounded_up(ceil_div(channels, ceil_div(tasks, found.turns)), unit)
-        return found._replace(channel_block=max(block, wanted))
+        channels_wanted = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
+        return cut._replace(channel_block=max(block, channels_wanted))
     size = ceil_div(positions, parts)
     if _lie_in_images(layout) and not layout.columns:
         size = rounded_up(size, least)
-    return found._replace(parts=ceil_div(positions, size), part_size=size)
+    return cut._replace(parts=ceil_div(positions, size), part_size=size)
 
 
 def _whole_in_float32(layout: Layout) -> bool:
@@ -276,9 +276,9 @@ def walks_once(layout: Layout) -> bool:
     Rows, and the parameters' sums, are in the L1 or L2 cache when they are read again.
     """
     problem = layout.problem
-    found = problem.missing_mean or problem.missing_invstd
-    wanted = layout.along and not (problem.forward or found)
-    return wanted and _whole_in_float32(layout) and layout.run < layout.policy.row_apart
+    lacks_statistics = problem.missing_mean or problem.missing_invstd
+    is_backward = layout.along and not (problem.forward or lacks_statistics)
+    return is_backward and _whole_in_float32(layout) and layout.run < layout.policy.row_apart
 
 
 def keeps_chains(layout: Layout) -> bool:
@@ -292,9 +292,9 @@ def keeps_chains(layout: Layout) -> bool:
 def walks_forward(layout: Layout) -> bool:
     """Whether one walk down rows does a forward pass: a row's moments and its y."""
     problem = layout.problem
-    found = problem.missing_invstd and problem.missing_mean == problem.centred
-    wanted = layout.along and problem.result is not None
-    return wanted and found and _whole_in_float32(layout)
+    computes_statistics = problem.missing_invstd and problem.missing_mean == problem.centred
+    writes_rows = layout.along and problem.result is not None
+    return writes_rows and computes_statistics and _whole_in_float32(layout)
 
 
 def sums_apart(layout: Layout) -> bool:

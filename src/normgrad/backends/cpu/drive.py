@@ -1,4 +1,4 @@
-"""The driver: it runs a program's steps on one thread or several."""
+"""The driver: it runs a schedule's steps on one thread or several."""
 
 from __future__ import annotations
 
@@ -104,27 +104,27 @@ def now(team):
 def run_shared(block, step, team, threads):
     """Share a step's tasks among a team's threads."""
     not_inlined()
-    begin, told = now(team), int_buffer(TEAM_FIELDS)
+    begin, fields = now(team), int_buffer(TEAM_FIELDS)
     for field in range(B.TEAM_BLOCK):
-        put(told, field, word(team, field))
-    put(told, B.TEAM_BLOCK, block)
-    put(told, B.TEAM_STEP, step)
-    call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
+        put(fields, field, word(team, field))
+    put(fields, B.TEAM_BLOCK, block)
+    put(fields, B.TEAM_STEP, step)
+    call(get(fields, B.PARALLEL), (get(fields, B.SHARE), fields, threads, 0))
     spent = now(team) - begin
     if spent > word(block, B.PATIENCE):
         put(integers_at(team), B.ALONE_UNTIL, begin + spent * (1 + ALONE_FOR))
 
 
-def drive(program, team, threads, places):
-    """Run a program: copy its block, fill in the addresses, and call its steps one by one.
+def drive(table, team, threads, places):
+    """Run a schedule: copy its block, fill in the addresses, and call its steps one by one.
 
-    ``program`` is the address of its table (block.py). The ``threads`` of a team share the tasks of
+    ``table`` is the address of its table (block.py). The ``threads`` of a team share the tasks of
     parallel steps, unless their last step had to wait for cores that other programs keep busy.
 
     Returns 0; or 1, with nothing done, if the thread's stack has no room for kernels, or is not
     known (see stacks.py).
     """
-    template = word(program, B.TEMPLATE)
+    template = word(table, B.TEMPLATE)
     block = int_buffer(BLOCK_FIELDS)
     here, getter = address_of(block), word(template, B.STACK_GETTER)
     if getter != 0:
@@ -143,8 +143,8 @@ def drive(program, team, threads, places):
         put(block, B.DY_IN_DX, 0)
     if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
         put(block, B.STREAM, 0)
-    for index in range(word(program, B.STEP_COUNT)):
-        step = word(program, B.STEPS) + 8 * B.STEP_FIELDS * index
+    for index in range(word(table, B.STEP_COUNT)):
+        step = word(table, B.STEPS) + 8 * B.STEP_FIELDS * index
         if word(step, B.THREADS) == 0 or threads <= 1:
             call(word(step, B.RUN_TASKS), (here, step, 0, word(step, B.TASKS)))
         else:

@@ -11,8 +11,9 @@ from . import block as B
 from .accumulate import BATCH, fold, gather_sums, start_sums, sum_of_total
 from .conversions import HalfStorage
 from .elements import advance, prefetch_bytes_ahead, prefetch_inputs
-from .helpers import by_types, helper, passed
+from .helpers import as_argument, by_types, helper
 from .intrinsics import (
+    as_int64,
     double_buffer,
     doubles_at,
     get,
@@ -21,7 +22,6 @@ from .intrinsics import (
     larger,
     not_inlined,
     pairs_buffer,
-    plain,
     put,
     real_buffer,
     reals_at,
@@ -103,7 +103,7 @@ def add_chain(arguments, c, part, weight, zero, first):
     return chain
 
 
-@passed
+@as_argument
 def add_rows(arguments, c, part):
     """Add some rows to the sums of a part of their elements, in two chains.
 
@@ -125,7 +125,7 @@ def fold_in_sequence(tensor, sums, c, lanes, part):
     store_part(sums, c, load_part(sums, c, part) + doubles, part, False)
 
 
-@passed
+@as_argument
 def add_row(arguments, c, part):
     """Add a part of a row to a chain in the nearest caches, and write its dx if asked.
 
@@ -148,7 +148,7 @@ def add_row(arguments, c, part):
     put_lanes(chain[1], c, second)
 
 
-@passed
+@as_argument
 def write_part_of_rows(arguments, c, part):
     """Write dx of a part of some rows."""
     operation, tensors, steps, rows, weights, coefficients, _, writes, streaming, ahead = arguments
@@ -304,7 +304,7 @@ def gradients(operation, dy, x, dx, job):
     if run <= SHORT and (writes or run * item_size(dy) < PAGE // 4):
         gradients_of_short_rows(operation, dy, x, dx, job)
     elif writes:
-        gradients_of_long_rows(operation, dy, x, dx, job, plain(1))
+        gradients_of_long_rows(operation, dy, x, dx, job, as_int64(1))
     else:
         gradients_of_long_rows(operation, dy, x, dx, job, None)
 

@@ -45,7 +45,7 @@ def by_types(choose: Any) -> Any:
     return functools.update_wrapper(chosen, choose)
 
 
-def passed(function: Any) -> Any:
+def as_argument(function: Any) -> Any:
     """A helper that is passed to others as an argument: Numba keeps no dispatcher on disk."""
     return by_types(functools.wraps(function)(lambda *arguments: function))
 
@@ -96,7 +96,7 @@ def typed(function: Any, signature: Callable[[Any], Any], literal: bool = False)
     class Template(AbstractTemplate):  # type: ignore[misc]
         prefer_literal, key = literal, function
 
-        def generic(self, arguments: Any, named: Any) -> Any:
+        def generic(self, arguments: Any, keywords: Any) -> Any:
             return signature(arguments)
 
     infer_global(function, types.Function(Template))

@@ -210,12 +210,12 @@ def bits_to_double(emit: Emitter, bits: Any) -> Any:
 
 
 @instruction(lambda value: types.int64(value))
-def plain(emit: Emitter, value: Any) -> Any:
-    """A constant as a plain integer: a function is compiled anew for each literal argument."""
+def as_int64(emit: Emitter, value: Any) -> Any:
+    """A constant as no literal: a function is compiled anew for each literal argument."""
     return emit.context.cast(emit.builder, value, emit.types[0], types.int64)
 
 
-def _chosen(sign: str) -> Any:
+def _selecting(sign: str) -> Any:
     @instruction(lambda a, b: types.int64(types.int64, types.int64))
     def choose(emit: Emitter, a: Any, b: Any) -> Any:
         """The smaller or the larger of two integers. (Numba's own min and max are functions, which
@@ -225,7 +225,7 @@ def _chosen(sign: str) -> Any:
     return choose
 
 
-smaller, larger = _chosen("<"), _chosen(">")
+smaller, larger = _selecting("<"), _selecting(">")
 
 
 @instruction(lambda function, arguments: types.int64(types.int64, arguments))
@@ -236,9 +236,9 @@ def call(emit: Emitter, function: Any, arguments: Any) -> Any:
     first argument of kernels, is only a type: 0 stands for it.)
     """
     builder = emit.builder
-    given = _as_words(builder, arguments)
-    kind = ir.FunctionType(I32, [I64] * len(given))
-    result = builder.call(builder.inttoptr(function, kind.as_pointer()), given)
+    words = _as_words(builder, arguments)
+    kind = ir.FunctionType(I32, [I64] * len(words))
+    result = builder.call(builder.inttoptr(function, kind.as_pointer()), words)
     return builder.sext(result, I64)
 
 
@@ -246,9 +246,9 @@ def call(emit: Emitter, function: Any, arguments: Any) -> Any:
 def call_for_pointer(emit: Emitter, function: Any, arguments: Any) -> Any:
     """As ``call``, for a C function that returns a pointer."""
     builder = emit.builder
-    given = _as_words(builder, arguments)
-    kind = ir.FunctionType(I64, [I64] * len(given))
-    return builder.call(builder.inttoptr(function, kind.as_pointer()), given)
+    words = _as_words(builder, arguments)
+    kind = ir.FunctionType(I64, [I64] * len(words))
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), words)
 
 
 def _as_words(builder: ir.IRBuilder, arguments: Any) -> list[ir.Value]:

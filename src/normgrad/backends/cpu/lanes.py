@@ -149,11 +149,11 @@ def _rounded_by_instruction(builder: Any, value: ir.Value) -> ir.Value:
     low, high = _halves(builder, value)
     kind, mask = ir.VectorType(_Bfloat(), LANES), ir.VectorType(ir.IntType(1), HALF)
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-    found = builder.bitcast(
+    rounded = builder.bitcast(
         llvm_function(builder, name, kind, [high, low]), ir.VectorType(I16, LANES)
     )
     pairs = [lane // 2 + lane % 2 * HALF for lane in range(LANES)]
-    found = builder.bitcast(shuffled(builder, found, found, pairs), vector_type(I32, HALF))
+    rounded = builder.bitcast(shuffled(builder, rounded, rounded, pairs), vector_type(I32, HALF))
     subnormal = I32(0x20)
     tiny = [
         llvm_function(builder, "llvm.x86.avx512.fpclass.ps.512", mask, [half, subnormal])
@@ -165,8 +165,8 @@ def _rounded_by_instruction(builder: Any, value: ir.Value) -> ir.Value:
     before = builder.block
     with builder.if_then(any_tiny, likely=False):
         other, inside = _rounded(builder, value), builder.block
-    result = builder.phi(found.type)
-    result.add_incoming(found, before)
+    result = builder.phi(rounded.type)
+    result.add_incoming(rounded, before)
     result.add_incoming(other, inside)
     return result
 
@@ -357,9 +357,9 @@ def product(emit: Emitter, a: Any, b: Any) -> Any:
 
 
 def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
-    def signature(given: Any) -> Any:
-        alike = len(given) == 2 and isinstance(given[0], Lanes) and given[0] == given[1]
-        return given[0](*given) if alike else None
+    def signature(kinds: Any) -> Any:
+        alike = len(kinds) == 2 and isinstance(kinds[0], Lanes) and kinds[0] == kinds[1]
+        return kinds[0](*kinds) if alike else None
 
     @lower_builtin(function, Lanes, Lanes)
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -268,21 +268,21 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
         problem, along = _rows_as_groups(problem), True
     sets, channel, inner = problem.sets, problem.channel, problem.inner
     data = (problem.grad_out, problem.input, problem.result)
-    present = {found for found in data if found is not None}
+    present = {each for each in data if each is not None}
     dtype = problem.grad_out if len(present) == 1 else problem.arithmetic
 
     def moved_for(axis: Axis) -> tuple[bool, ...]:
         """Which tensors must be copied to tiles: strided along an axis, or of another dtype."""
         return tuple(
             [
-                found is not None and (found is not dtype or (axis.size > 1 and stride != 1))
-                for found, stride in zip(data, axis.strides, strict=True)
+                each is not None and (each is not dtype or (axis.size > 1 and stride != 1))
+                for each, stride in zip(data, axis.strides, strict=True)
             ]
         )
 
-    def all_strides(axis: Axis, wanted: int) -> bool:
+    def all_strides(axis: Axis, step: int) -> bool:
         strides = zip(data, axis.strides, strict=True)
-        return all(found is None or stride == wanted for found, stride in strides)
+        return all(each is None or stride == step for each, stride in strides)
 
     # Where a channel has one position, its rows would have one element each. They count as if all
     # tensors had to be copied.

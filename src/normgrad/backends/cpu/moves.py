@@ -15,7 +15,7 @@ from numba import types
 
 from .conversions import I64, narrow, widen
 from .helpers import Emitter, helper, instruction
-from .intrinsics import POINTERS, not_inlined, plain, shift
+from .intrinsics import POINTERS, as_int64, not_inlined, shift
 from .lanes import concatenated, shuffled
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -67,7 +67,7 @@ def _rows(builder: Any, vectors: list[ir.Value], lane: int) -> list[ir.Value]:
     rows = [
         row for a, b in zip(low, high, strict=True) for row in _interleaved(builder, a, b, 2, lane)
     ]
-    found = []
+    gathered = []
     for row in rows:
         for first in range(0, lane, 4):
             places = [
@@ -75,8 +75,8 @@ def _rows(builder: Any, vectors: list[ir.Value], lane: int) -> list[ir.Value]:
                 for start in range(0, row.type.count, lane)
                 for at in range(start + first, start + first + 4)
             ]
-            found.append(shuffled(builder, row, row, places))
-    return found
+            gathered.append(shuffled(builder, row, row, places))
+    return gathered
 
 
 def _panel(columns: int) -> Any:
@@ -135,7 +135,7 @@ def transpose(source, source_step, target, target_step, rows, columns):
     unit = rows_of_panel(source)
     high = rows // unit * unit
     j = move_panels(
-        _move_wide, WIDE, source, source_step, target, target_step, high, plain(0), columns
+        _move_wide, WIDE, source, source_step, target, target_step, high, as_int64(0), columns
     )
     j = move_panels(
         _move_narrow, NARROW, source, source_step, target, target_step, high, j, columns
@@ -166,7 +166,7 @@ def move(source, target, rows, columns, steps, target_steps):
 
 def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step):
     """Copy a piece of a tensor to a tile, or if ``writes`` a tile to its place in the tensor."""
-    steps, tile_steps = (step, column_step), (tile_step, plain(1))
+    steps, tile_steps = (step, column_step), (tile_step, as_int64(1))
     if writes:
         move(tile, tensor, rows, columns, tile_steps, steps)
     else:

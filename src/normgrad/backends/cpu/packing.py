@@ -16,7 +16,7 @@ from ... import cache
 from . import store, target, units
 
 
-def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
+def pack(level: str, folder: Path, selection: Sequence[str] = ()) -> None:
     """Make a level's folder in a folder, with the object files of some units or of all.
 
     Raises:
@@ -25,10 +25,10 @@ def pack(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     kind = target.LEVELS[level]
     features = ",".join(f"+{name}" for name in kind.more)
     os.environ.update(NUMBA_CPU_NAME=kind.processor, NUMBA_CPU_FEATURES=features)
-    made = folder / store.packaged(level).name
-    made.mkdir(parents=True, exist_ok=True)
-    for unit, content in store.compiled(chosen or units.every(), lambda: None):
-        path = made / store.file_of(unit)
+    target_folder = folder / store.packaged(level).name
+    target_folder.mkdir(parents=True, exist_ok=True)
+    for unit, content in store.compiled(selection or units.every(), lambda: None):
+        path = target_folder / store.file_of(unit)
         path.write_bytes(cache.sealed(path, content))
 
 

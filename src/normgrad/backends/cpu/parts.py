@@ -78,9 +78,9 @@ def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Valu
                 rest = shuffled(builder, value, value, range(size, 2 * size))
             inside = builder.block
         moved, left = builder.phi(at.type), builder.phi(part.type)
-        for found, (place, lanes) in ((inside, (further, rest)), (before, (at, part))):
-            moved.add_incoming(place, found)
-            left.add_incoming(lanes, found)
+        for source, (place, lanes) in ((inside, (further, rest)), (before, (at, part))):
+            moved.add_incoming(place, source)
+            left.add_incoming(lanes, source)
         at, value, size = moved, left, size // 2
 
 

@@ -131,10 +131,10 @@ def _resolving_once(context: Any) -> Iterator[None]:
         if kws or not isinstance(function, (types.Function, types.Dispatcher)):
             return resolve(function, args, kws)
         key = function, tuple(args)
-        found = _signatures.get(key)
-        if found is None:
-            found = _signatures[key] = resolve(function, args, kws)
-        return found
+        signature = _signatures.get(key)
+        if signature is None:
+            signature = _signatures[key] = resolve(function, args, kws)
+        return signature
 
     context.resolve_function_type = resolved
     try:

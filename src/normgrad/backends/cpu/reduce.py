@@ -33,9 +33,10 @@ from .elements import (
     prefetch_bytes_ahead,
     prefetch_inputs,
 )
-from .helpers import helper, passed
+from .helpers import as_argument, helper
 from .intrinsics import (
     address_of,
+    as_int64,
     double_buffer,
     doubles_at,
     get,
@@ -45,7 +46,6 @@ from .intrinsics import (
     load,
     not_inlined,
     pairs_buffer,
-    plain,
     put,
     real_buffer,
     reals_at,
@@ -254,7 +254,7 @@ def reduce_rows(operation, dy, x, dx, job):
             add_batch(zero, batch, n, sums, first + start, 1)
 
 
-@passed
+@as_argument
 def add_rows(arguments, c, part):
     """Add some rows to a chain of the sums of a part of their elements, and fold it if it is full.
 
@@ -282,7 +282,7 @@ def add_rows(arguments, c, part):
     put_lanes(second, 0, products)
 
 
-@passed
+@as_argument
 def add_exact_row(arguments, c, part):
     """Add a row's terms, in float64, to the sums of a part of its elements."""
     operation, tensors, terms, sums = arguments
@@ -315,7 +315,7 @@ def fill_row(job, field, per, dy, row):
         for c in range(channels):
             store(row, c, load(values, first + c))
     else:
-        c, group, left = plain(0), first // per, per - first % per
+        c, group, left = as_int64(0), first // per, per - first % per
         while c < channels:
             # Lanes beyond a group's elements are overwritten by the next group's.
             n = smaller(left, channels - c)
@@ -369,7 +369,7 @@ def reduce_columns(operation, dy, x, dx, job):
     zero = zero_lanes(dy, x)
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), dy, terms[0])
     if coefficient_count(operation) > 0:
-        fill_row(job, B.J_GAIN, plain(1), dy, terms[1])
+        fill_row(job, B.J_GAIN, as_int64(1), dy, terms[1])
     width = channels * run * repeat
     ahead = get(job, B.J_AHEAD) != 0
     streaming = streams_lines(job, dx, width, apart[2])

@@ -11,8 +11,9 @@ from numba import types
 from . import block as B
 from .accumulate import BATCH, add_batch, fold, gather_sums, put_in_batch, start_sums
 from .conversions import HalfStorage
-from .helpers import by_types, helper, passed
+from .helpers import as_argument, by_types, helper
 from .intrinsics import (
+    as_int64,
     double,
     double_buffer,
     doubles_at,
@@ -21,7 +22,6 @@ from .intrinsics import (
     larger,
     not_inlined,
     pairs_buffer,
-    plain,
     put,
     real_buffer,
     shift,
@@ -112,7 +112,7 @@ def means_of_channels(job, c, count, per, means):
     left = per_group - (c - group * per_group)
     for i in range(count):
         put(means, i, get(of_groups, group))
-        group, left = next_group(group, left if per == 1 else plain(1), per_group)
+        group, left = next_group(group, left if per == 1 else as_int64(1), per_group)
 
 
 @helper
@@ -268,7 +268,7 @@ def moments_of_rows(operation, dy, x, dx, job):
     moments_of_channels(operation, x, job, c, c + get(job, B.J_CHANNELS))
 
 
-@passed
+@as_argument
 def find_pilots(arguments, c, part):
     """Find the means of a part of some rows, as elements could be.
 
@@ -309,23 +309,23 @@ def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
     about the means of all before, so that the squares' sum is at most twice that about the final
     mean.
     """
-    pilots, done = real_buffer(BUFFER, x, x), plain(0)
+    pilots, row = real_buffer(BUFFER, x, x), as_int64(0)
     first = smaller(FIRST_ROWS, rows)
     over_row(find_pilots, (x, step, first, pilots), width)
-    while done < rows:
-        if done > 0:
-            renew_pilots(x, sums, pilots, done, width)
-        count, here = smaller(larger(first, done), rows - done), shift(x, done * step)
+    while row < rows:
+        if row > 0:
+            renew_pilots(x, sums, pilots, row, width)
+        count, here = smaller(larger(first, row), rows - row), shift(x, row * step)
         tensors, steps, terms = (here, here, here), (step, step, step), (pilots, pilots)
         add_quarters(operation, tensors, steps, count, terms, sums, width, ahead, False)
-        done += count
+        row += count
     n = splat(double(rows))
     for c in range(0, width, LANES):
         away = double_lanes(load_lanes(pilots, c)) - double_lanes(load_lanes(means, c))
         move_columns(sums, c, n, away)
 
 
-@passed
+@as_argument
 def add_exact_rows(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
     x, step, rows, means, sums = arguments
@@ -378,5 +378,5 @@ def moments_of_columns(operation, dy, x, dx, job):
     add_moments(operation, x, repeat * step, rows, means, columns, width, ahead)
     if rows * repeat < count:  # the rest of a row
         here, m = shift(x, rows * repeat * step), count - rows * repeat
-        add_exactly(here, step, plain(1), means, columns, channels * run * m)
+        add_exactly(here, step, as_int64(1), means, columns, channels * run * m)
     gather_sums(columns, first, channels, run, repeat, x, zero, sums_of(job))

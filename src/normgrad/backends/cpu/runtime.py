@@ -1,4 +1,4 @@
-"""Programs with the addresses of their units, ready to run."""
+"""Schedules with the addresses of their units, ready to run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Runner:
         driver: the address of the driver.
         template: the block without the addresses of tensors.
         steps: the steps, one after the other.
-        program: the driver's table, which has the addresses of ``template`` and ``steps``.
+        table: the driver's table, which has the addresses of ``template`` and ``steps``.
         parallel: whether the schedule wants a team of threads.
     """
 
@@ -49,21 +49,21 @@ class Runner:
             for field, unit in units.of_step(schedule, step).items():
                 fields[field] = addresses[unit]
         self.parallel = bool(self.steps[:, B.THREADS].any())
-        self.program = np.zeros(B.PROGRAM_FIELDS, np.int64)
-        self.program[B.TEMPLATE] = self.template.ctypes.data
-        self.program[B.STEPS] = self.steps.ctypes.data
-        self.program[B.STEP_COUNT] = len(self.steps)
-        self._drive = partial(_Drive(self.driver), self.program.ctypes.data)
+        self.table = np.zeros(B.TABLE_FIELDS, np.int64)
+        self.table[B.TEMPLATE] = self.template.ctypes.data
+        self.table[B.STEPS] = self.steps.ctypes.data
+        self.table[B.STEP_COUNT] = len(self.steps)
+        self._drive = partial(_Drive(self.driver), self.table.ctypes.data)
 
     def described(self) -> Described:
-        """The program for code that runs it without Python."""
+        """The schedule for code that runs it without Python."""
         return Described(self.template, self.steps, driver=self.driver, parallel=self.parallel)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
         places = _places(*addresses)
-        done = self._is_done(teams.ready() if self.parallel else ALONE, places)
-        if not done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
+        is_done = self._is_done(teams.ready() if self.parallel else ALONE, places)
+        if not is_done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
             raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 
     def _is_done(self, team: Team, places: bytes) -> bool:

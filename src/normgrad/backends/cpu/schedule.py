@@ -246,8 +246,8 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
     groups = rounded_up(count // problem.per_group * double, ALIGNMENT)
     numbers = rounded_up(count * double, ALIGNMENT)
     sums = rounded_up(cut.parts * count * double, ALIGNMENT)
-    wanted = problem.wants_parameters and not problem.forward
-    gradients = rounded_up(slots * parameters * double, ALIGNMENT) if wanted else 0
+    has_gradients = problem.wants_parameters and not problem.forward
+    gradients = rounded_up(slots * parameters * double, ALIGNMENT) if has_gradients else 0
     if own and any(step.after & B.DO_OUTPUTS for step in schedule.steps):
         gradients = numbers
     # In float32 arithmetic they have no errors; the chains that add to them may be in their place.

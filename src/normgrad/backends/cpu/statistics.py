@@ -12,6 +12,7 @@ import numpy as np
 from . import block as B
 from .helpers import helper
 from .intrinsics import (
+    as_int64,
     bits_to_double,
     double,
     double_buffer,
@@ -19,19 +20,18 @@ from .intrinsics import (
     get,
     not_inlined,
     pairs_buffer,
-    plain,
     put,
     shift,
     smaller,
 )
 from .pairs import add_pair, clear_pairs, get_pair, over, pairs, plus, put_pair, rounded, times
 from .vectors import (
-    SOME,
+    STRIP,
+    as_arithmetic,
     canonical,
     count_of,
     counts,
     fill,
-    held,
     offset_along,
     read_elements,
     read_row,
@@ -62,8 +62,8 @@ def prepare(block, s, base, c0, c1):
         sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
         clear_pairs(sums, n)
         clear_pairs(xmus, n)
-        read_row(block, B.SUM_DY, plain(0), first, n, 0.0, sums[0])
-        read_row(block, B.SUM_DY_XMU, plain(0), first, n, 0.0, xmus[0])
+        read_row(block, B.SUM_DY, as_int64(0), first, n, 0.0, sums[0])
+        read_row(block, B.SUM_DY_XMU, as_int64(0), first, n, 0.0, xmus[0])
     if get(block, B.INVSTD_IS_VARIANCE) != 0:
         eps = bits_to_double(get(block, B.EPS))
         for g in range(n):
@@ -120,12 +120,12 @@ def update(block, slot, out_slot, first, count, new, n, factor):
     if get(block, out_slot) == 0:
         return
     momentum = bits_to_double(get(block, B.MOMENTUM))
-    old = double_buffer(SOME)
-    read_row(block, slot, plain(0), first, count, 0.0, old)
+    old = double_buffer(STRIP)
+    read_row(block, slot, as_int64(0), first, count, 0.0, old)
     for c in range(count):
         value = (1.0 - momentum) * get(old, c) + momentum * (get(new[0], c) * factor)
         put(new[0], c, get(old, c) if n == 0.0 else value)
-    write_row(block, out_slot, plain(0), first, count, new)
+    write_row(block, out_slot, as_int64(0), first, count, new)
 
 
 @helper
@@ -165,11 +165,11 @@ def statistics(block, flags, s, base, c0, c1):
     per_group = get(block, B.PER_GROUP)
     m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
     forward = get(block, B.FORWARD) != 0
-    changes, variances = pairs_buffer(SOME), pairs_buffer(SOME)
-    means, invstds = pairs_buffer(SOME), pairs_buffer(SOME)
+    changes, variances = pairs_buffer(STRIP), pairs_buffer(STRIP)
+    means, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP)
     last = c1 // per_group
-    for first in range(c0 // per_group, last, SOME):
-        count = smaller(SOME, last - first)
+    for first in range(c0 // per_group, last, STRIP):
+        count = smaller(STRIP, last - first)
         there = count if m > 0.0 else 0
         at = base + first * per_group
         mean = pairs(block, B.W_MEAN, at // per_group)
@@ -187,7 +187,7 @@ def statistics(block, flags, s, base, c0, c1):
             about = get(mean[0], g)
             new = plus((about, 0.0), change)
             value = rounded(new) if isfinite(about) else about
-            nearest = held(block, canonical(value))
+            nearest = as_arithmetic(block, canonical(value))
             left = new[1] + (new[0] - nearest)
             put(means[0], g, value)
             put_pair(mean, g, (nearest, left if isfinite(left) else 0.0))
@@ -213,12 +213,12 @@ def gather(block, flags, s, base, c0, c1):
     first. Without elements the statistics are 0.
     """
     eps = bits_to_double(get(block, B.EPS))
-    means, variances, invstds = pairs_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
-    mean, invstd = double_buffer(SOME), double_buffer(SOME)
+    means, variances, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP), pairs_buffer(STRIP)
+    mean, invstd = double_buffer(STRIP), double_buffer(STRIP)
     n = total_count(block)
     ranks = counts(block) if n != 0.0 else 0
-    for first in range(c0, c1, SOME):
-        count = smaller(SOME, c1 - first)
+    for first in range(c0, c1, STRIP):
+        count = smaller(STRIP, c1 - first)
         there = count if n != 0.0 else 0
         clear_pairs(means, count)
         clear_pairs(variances, count)
@@ -244,4 +244,4 @@ def gather(block, flags, s, base, c0, c1):
             put(invstds[0], c, 1.0 / sqrt(value))
             value -= eps
             put_pair(variances, c, (0.0 if value < 0.0 else value, 0.0))
-        write_statistics(block, plain(0), first, count, means, invstds, variances, n)
+        write_statistics(block, as_int64(0), first, count, means, invstds, variances, n)

@@ -55,7 +55,7 @@ _MOST_PROCESSES = 16
 _loaded: dict[str, int] = {}
 
 #: What this process has said, which it says once.
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 @cache
@@ -84,10 +84,10 @@ def _numba() -> ModuleSpec | None:
 
 def _numbas_version() -> str:
     """The version of Numba by its installation's folder: importing its metadata takes 70 ms."""
-    found = _numba()
-    if found is None or found.origin is None:
+    spec = _numba()
+    if spec is None or spec.origin is None:
         return ""
-    installed = Path(found.origin).parents[1].glob("numba-*.dist-info")
+    installed = Path(spec.origin).parents[1].glob("numba-*.dist-info")
     return " ".join(sorted(path.name for path in installed))
 
 
@@ -114,20 +114,20 @@ def _cached(unit: str) -> Path:
 
 def find(units: Iterable[str]) -> dict[str, bytes]:
     """The object files of those units that are in the package or in the cache folder."""
-    used, found = level(), {}
+    packaged_level, contents = level(), {}
     for unit in units:
         content = None
         with suppress(OSError):
-            if used is not None:
-                path = packaged(used) / file_of(unit)
+            if packaged_level is not None:
+                path = packaged(packaged_level) / file_of(unit)
                 content = folders.unsealed(path, path.read_bytes())
         with suppress(OSError):
             if content is None:
                 path = _cached(unit)
                 content = folders.unsealed(path, folders.read(path) or b"")
         if content is not None:
-            found[unit] = content
-    return found
+            contents[unit] = content
+    return contents
 
 
 def keep(unit: str, content: bytes) -> None:
@@ -185,15 +185,15 @@ def compiled(
 
     Raises:
         MemoryError: there is too little memory.
-        KernelError: Numba is not installed, or told to compile nothing.
+        KernelError: Numba is not installed, or its compilation is turned off.
     """
     check()
     with loading():
         from . import processes
     rest = list(units)
     count = min(this_machine().cores, _MOST_PROCESSES)
-    with closing(processes.compiled(units, count, tick)) as done:
-        for unit, content in done:
+    with closing(processes.compiled(units, count, tick)) as contents:
+        for unit, content in contents:
             rest.remove(unit)
             yield unit, content
     for unit in rest:
@@ -216,8 +216,8 @@ def _compile(units: Sequence[str]) -> dict[str, bytes]:
     start, objects = time.monotonic(), dict[str, bytes]()
 
     def tick() -> None:
-        if "waiting" not in _said and time.monotonic() - start >= LONG:
-            _said.add("waiting")
+        if "waiting" not in _reported and time.monotonic() - start >= LONG:
+            _reported.add("waiting")
             notices.say(
                 "normgrad compiles kernels, once for this processor: %d of %d are done "
                 "(`normgrad warmup` does it beforehand)",
@@ -237,8 +237,8 @@ def _keep_or_warn(unit: str, content: bytes) -> None:
     try:
         keep(unit, content)
     except OSError as error:
-        if "not kept" not in _said:
-            _said.add("not kept")
+        if "not kept" not in _reported:
+            _reported.add("not kept")
             warnings.warn(
                 f"compiled kernels cannot be kept on disk ({error}); each process compiles them "
                 f"again. Set {folders.VARIABLE} to a folder that can be written.",
@@ -254,7 +254,7 @@ def addresses(units: Iterable[str]) -> dict[str, int]:
 
     Raises:
         MemoryError: there is too little memory to compile or load one.
-        KernelError: Numba is not installed, or told to compile nothing.
+        KernelError: Numba is not installed, or its compilation is turned off.
         KeyboardInterrupt: an interrupt; what is compiled by then is kept.
     """
     units = list(dict.fromkeys(units))

@@ -118,28 +118,28 @@ def every() -> list[str]:
 def of_schedule(schedule: Schedule) -> dict[int, str]:
     """The units that all steps of a schedule share, by the block's fields for their addresses."""
     layout = schedule.layout
-    found = {
+    by_field = {
         B.MOVERS + tensor: mover(dtype.code, layout.dtype.code)
         for tensor, (dtype, moved) in enumerate(zip(layout.data, layout.moved, strict=True))
         if moved
     }
-    return {**found, B.IN_TILES: TASKS_IN_TILES} if found else {}
+    return {**by_field, B.IN_TILES: TASKS_IN_TILES} if by_field else {}
 
 
 def of_step(schedule: Schedule, step: Step) -> dict[int, str]:
     """The units of a step, by the step's fields for their addresses."""
     layout = schedule.layout
-    found = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
+    by_field = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
     for field, operation in (
         (B.SUMS_KERNEL, step.sums),
         (B.WRITE_KERNEL, None if step.along else step.write),
         (B.PARAMETER_KERNEL, step.along),
     ):
         if operation:
-            found[field] = kernel(layout.pattern, operation, layout.dtype.code)
+            by_field[field] = kernel(layout.pattern, operation, layout.dtype.code)
     if (step.before | step.after) & B.DO_COEFFICIENTS:
-        found[B.COEFFICIENTS] = arithmetic(schedule.coefficients)
-    return found
+        by_field[B.COEFFICIENTS] = arithmetic(schedule.coefficients)
+    return by_field
 
 
 def needed(schedule: Schedule) -> list[str]:

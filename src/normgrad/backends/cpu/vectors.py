@@ -9,6 +9,7 @@ import numpy as np
 from . import block as B
 from .helpers import helper
 from .intrinsics import (
+    as_int64,
     bfloat16s_at,
     double,
     doubles_at,
@@ -18,7 +19,6 @@ from .intrinsics import (
     integers_at,
     load,
     not_inlined,
-    plain,
     put,
     shift,
     singles_at,
@@ -30,14 +30,14 @@ from .pairs import get_pair, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The number of channels that are treated together, in arrays on the stack.
-SOME = 128
-#: The size of the buffers that ``spread`` fills with SOME channels' numbers.
-SPREAD = SOME + EIGHT
+#: The number of channels in a strip, which are treated together, in arrays on the stack.
+STRIP = 128
+#: The size of the buffers that ``spread`` fills with a strip's numbers.
+SPREAD = STRIP + EIGHT
 
 
 @helper
-def held(block, value):
+def as_arithmetic(block, value):
     """A number rounded to the arithmetic's type."""
     return double(np.float32(value)) if get(block, B.SINGLE) != 0 else value
 
@@ -156,7 +156,7 @@ def read_elements(block, address, code, at, stride, count, row):
         read_every(shift(bfloat16s_at(address), at), stride, count, row)
     else:
         for c in range(count):
-            put(row, c, canonical(held(block, read(address, code, at + c * stride))))
+            put(row, c, canonical(as_arithmetic(block, read(address, code, at + c * stride))))
 
 
 @helper
@@ -234,7 +234,7 @@ def write_row(block, slot, s, first, count, numbers):
 def write_parameters(block, slot, first, count, numbers):
     """Write numbers with their errors to a vector of parameters, which may have outer axes."""
     if get(block, B.VECTORS_OUTER) == 0:
-        write_row(block, slot, plain(0), first, count, numbers)
+        write_row(block, slot, as_int64(0), first, count, numbers)
         return
     every, c = get(block, B.RUN), 0
     while c < count:

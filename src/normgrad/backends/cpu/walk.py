@@ -16,13 +16,13 @@ from .helpers import helper
 from .intrinsics import (
     INT_POINTER,
     address_of,
+    as_int64,
     call,
     doubles_at,
     get,
     int_buffer,
     larger,
     not_inlined,
-    plain,
     put,
     shift,
     smaller,
@@ -59,9 +59,9 @@ def elements_at(block, s, c, position, k):
         outer = position // get(block, B.ROWS)
         row = position - outer * get(block, B.ROWS)
     dy, x, dx = (
-        first_offset(block, plain(0), s, c, row, k),
-        first_offset(block, plain(1), s, c, row, k),
-        first_offset(block, plain(2), s, c, row, k),
+        first_offset(block, as_int64(0), s, c, row, k),
+        first_offset(block, as_int64(1), s, c, row, k),
+        first_offset(block, as_int64(2), s, c, row, k),
     )
     for axis in range(rank - 1, -1, -1):
         size = get(block, B.OUTER_SIZES + axis)
@@ -173,7 +173,7 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
     if moved & B.USES_DX:
-        move(block, plain(2), place[2], dx_tile, tile_step, 1, channels, rows, run)
+        move(block, as_int64(2), place[2], dx_tile, tile_step, 1, channels, rows, run)
 
 
 @helper
@@ -194,7 +194,7 @@ def copy_to_dx(block, s, c, channels, position, rows, k, run):
     step = get(block, B.ROW_STRIDES + 2 if get(block, B.COLUMNS) != 0 else B.CHANNEL_STRIDES + 2)
     for at in range(0, channels, TILE_CHANNELS):
         dy, _, dx = elements_at(block, s, c + at, position, k)
-        move(block, plain(0), dy, dx, step, 0, smaller(TILE_CHANNELS, channels - at), rows, run)
+        move(block, as_int64(0), dy, dx, step, 0, smaller(TILE_CHANNELS, channels - at), rows, run)
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
@@ -215,8 +215,8 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
                 call_in_place(block, kernel, job, s, c, channels, row, n, k, width)
                 continue
             for at in range(0, channels, TILE_CHANNELS):
-                some = smaller(TILE_CHANNELS, channels - at)
-                call_on_tile(block, kernel, moved, job, s, c + at, some, row, n, k, width)
+                n_channels = smaller(TILE_CHANNELS, channels - at)
+                call_on_tile(block, kernel, moved, job, s, c + at, n_channels, row, n, k, width)
 
 
 @helper
@@ -251,7 +251,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last):
         length = last_run if row + 1 == rows_axis else run
         for c in range(c0, c1, channels):
             n = smaller(channels, c1 - c)
-            piece(block, kernel, uses, job, s, c, n, of_set + first, rows, plain(0), length)
+            piece(block, kernel, uses, job, s, c, n, of_set + first, rows, as_int64(0), length)
         first += rows
 
 
@@ -304,7 +304,7 @@ def sum_parameters(block, step, job, s, slot, b0, b1, part):
         for i in range(4):
             put(job, B.J_SUMS + i, slot_of(block, slot, s, i) + position * run * DOUBLE)
         at = s * positions + position
-        piece(block, kernel, uses, job, s, b0, b1 - b0, at, plain(1), k, count)
+        piece(block, kernel, uses, job, s, b0, b1 - b0, at, as_int64(1), k, count)
 
 
 @helper

@@ -15,14 +15,14 @@ from .elements import (
     linear_form,
     prefetch_beside_write,
 )
-from .helpers import by_types, helper, passed
+from .helpers import as_argument, by_types, helper
 from .intrinsics import (
     address_of,
+    as_int64,
     doubles_at,
     get,
     item_size,
     not_inlined,
-    plain,
     real_buffer,
     reals_at,
     smaller,
@@ -65,7 +65,7 @@ def write_head(operation, tensors, coefficients, along, count):
     size = item_size(tensors[2])
     head = smaller(-(address_of(tensors[2]) // size) % (LINE // size), count)
     if head > 0:
-        write_part(operation, tensors, plain(0), coefficients, along, head, False)
+        write_part(operation, tensors, as_int64(0), coefficients, along, head, False)
     return head
 
 
@@ -88,7 +88,7 @@ def write_row(operation, tensors, coefficients, along, count, ahead):
     ``ahead`` is how many elements later lies what may be prefetched.
     """
     if count < LANES:
-        write_part(operation, tensors, plain(0), coefficients, along, count, False)
+        write_part(operation, tensors, as_int64(0), coefficients, along, count, False)
         return
     last = compute_part(operation, tensors, count - LANES, coefficients, along, None)
     for k in range(0, count - LANES, LANES):
@@ -240,7 +240,7 @@ def write_rows(operation, dy, x, dx, job):
         write_each_row(operation, dy, x, dx, job)
 
 
-@passed
+@as_argument
 def write_part_of_columns(arguments, c, part):
     """Write a part of some rows of columns."""
     operation, tensors, steps, rows, terms, ahead, streaming = arguments

@@ -9,8 +9,8 @@ import triton.language as tl
 from ... import problem
 from ...problem import DATA, Role
 from . import config
-from .arithmetic import real, rounded
 from .jit import constant, helper
+from .pairs import real, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import triton.language as tl
 
 from . import access, config
-from .arithmetic import (
+from .jit import constant, helper
+from .pairs import (
     Pair,
     added,
+    as_number,
     divided,
     exact,
     inverse_root,
     is_finite,
     is_normal,
-    kept,
     masked,
     negative,
     number,
@@ -25,7 +26,6 @@ from .arithmetic import (
     times,
     two_sum,
 )
-from .jit import constant, helper
 from .tiles import Coefficients, Sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -158,9 +158,9 @@ def statistics(a, about, sums, C: tl.constexpr):
     change, variance = moments(a, sums, C)
     mean = about
     if C.centred:
-        mean = tl.where(is_finite(about), about + kept(change, C.wide), about)
-    r = kept(inverse_root(variance, number(a.numbers.eps), C.wide), C.wide)
-    variance = kept(variance, C.wide)
+        mean = tl.where(is_finite(about), about + as_number(change, C.wide), about)
+    r = as_number(inverse_root(variance, number(a.numbers.eps), C.wide), C.wide)
+    variance = as_number(variance, C.wide)
     # Without elements there are no statistics.
     there = number(a.numbers.divisor) > 0.0
     return tl.where(there, mean, 0.0), tl.where(there, r, 0.0), tl.where(there, variance, 0.0)
@@ -293,7 +293,7 @@ def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
         tl.debug_barrier()  # since other threads may have stored what this one reads
     for WHICH in tl.static_range(2):
         value, error = columns[WHICH].value.to(tl.float64), columns[WHICH].error.to(tl.float64)
-        value = kept(sum_along(Pair(value, error), 1, C.wide), C.wide)
+        value = as_number(sum_along(Pair(value, error), 1, C.wide), C.wide)
         place, there = columns_at(a, slot, s, start, WHICH, C)
         if C.chain > 0:
             if folds > 0:
@@ -309,8 +309,8 @@ def weighted(a, at, sums, C: tl.constexpr):
         # With an infinite weight and several terms, the terms include infinities of both signs, so
         # that their sum is NaN.
         w += tl.where(number(a.numbers.divisor) > a.sizes.per_group.to(tl.float64), w - w, 0.0)
-        total = tl.where(at.there, w * kept(sums.total, C.wide), 0.0)
-        projection = tl.where(at.there, w * kept(sums.projection, C.wide), 0.0)
+        total = tl.where(at.there, w * as_number(sums.total, C.wide), 0.0)
+        projection = tl.where(at.there, w * as_number(sums.projection, C.wide), 0.0)
         return Sums(exact(total), exact(projection))
     else:
         return sums
@@ -385,16 +385,16 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     else:
         o = wr
         g = tl.full(w.shape, 1.0, tl.float64)
-    ot = kept(times(o, t, W), W)
-    op = kept(times(o, p, W), W)
+    ot = as_number(times(o, t, W), W)
+    op = as_number(times(o, p, W), W)
     multiplied = is_normal(wr.value, W) & is_normal(ot, W) & is_normal(op, W)
     # A product may underflow to 0 although its factors are not 0.
     multiplied = multiplied & ((ot != 0.0) | (o.value == 0.0) | (t.value == 0.0))
     multiplied = multiplied & ((op != 0.0) | (o.value == 0.0) | (p.value == 0.0))
     multiplied = multiplied & ((wr.value != 0.0) | (w == 0.0) | (r.value == 0.0))
-    gain = tl.where(multiplied, kept(wr, W), g)
-    shift = tl.where(multiplied, ot, kept(t, W))
-    slope = tl.where(multiplied, op, kept(p, W))
+    gain = tl.where(multiplied, as_number(wr, W), g)
+    shift = tl.where(multiplied, ot, as_number(t, W))
+    slope = tl.where(multiplied, op, as_number(p, W))
     scale = tl.where(multiplied, 1.0, o.value)
     rest = mean_rest(a, at, C)
     moved = (rest != 0.0) & is_finite(slope)
@@ -407,10 +407,10 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
 @helper
 def write_gradients(a, at, sums, scaled, C: tl.constexpr):
     """Write the gradients of parameters and the sums that are wanted."""
-    total = kept(sums.total, C.wide)
+    total = as_number(sums.total, C.wide)
     access.write_parameter(a, at, total, access.OUT_SUM_DY, C)
-    access.write_parameter(a, at, kept(sums.projection, C.wide), access.OUT_SUM_DY_XMU, C)
-    access.write_parameter(a, at, kept(scaled, C.wide), access.GRAD_WEIGHT, C)
+    access.write_parameter(a, at, as_number(sums.projection, C.wide), access.OUT_SUM_DY_XMU, C)
+    access.write_parameter(a, at, as_number(scaled, C.wide), access.GRAD_WEIGHT, C)
     access.write_parameter(a, at, total, access.GRAD_BIAS, C)
 
 
@@ -429,7 +429,7 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
     else:
         sums = centred(a, at, sums, C)
         if C.outputs:
-            projection = kept(sums.projection, C.wide)
+            projection = as_number(sums.projection, C.wide)
             r = given_invstd(a, at, C)
             # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
@@ -439,7 +439,7 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
 
 
 @helper
-def given(a, at, C: tl.constexpr):
+def from_arguments(a, at, C: tl.constexpr):
     """Compute the coefficients from given statistics and sums."""
     if C.forward:
         return normalising(a, at, given_mean(a, at, C), given_invstd(a, at, C).value, C)

@@ -41,7 +41,7 @@ class Config(NamedTuple):
         sharing: 0 if channels have the parameters; in lines, whose positions have them, the number
             of a tile's positions that share one, a power of two.
         groups: the number of groups whose sums a program combines.
-        held: whether a program holds its groups in registers, or a piece of a line, rather than
+        resident: whether a program holds its groups in registers, or a piece of a line, rather than
             reading them twice.
         over: the numbers that ``combine`` combines, one of OVER_PARTS, OVER_SETS, OVER_LINES and
             OVER_RANKS.
@@ -49,8 +49,8 @@ class Config(NamedTuple):
         rank: the number of axes that positions run over.
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
         rows: the number of parts whose sums are added up at once.
-        about: the source of the point that x is centred about, one of PILOT, GIVEN, SAVED.
-        invstd: the source of 1/std, one of GIVEN, SAVED, VARIANCE.
+        about: the source of the point that x is centred about, one of PILOT, ARGUMENT, SAVED.
+        invstd: the source of 1/std, one of ARGUMENT, SAVED, VARIANCE.
         saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
         coefficients: whether ``write`` reads coefficients from the workspace, where ``combine``
             stored them, rather than computing them from given statistics.
@@ -84,7 +84,7 @@ class Config(NamedTuple):
     adjacent: int = 1
     sharing: int = 0
     groups: int = 1
-    held: bool = True
+    resident: bool = True
     over: int = 0
     fan: int = 1
     rank: int = 1
@@ -110,9 +110,10 @@ class Config(NamedTuple):
     stages: int = 0
 
 
-#: The sources of the point for moments: an element of the tensor (PILOT), a given mean (GIVEN), or
-#: a mean in the workspace (SAVED). 1/std is GIVEN, SAVED, or made from a given VARIANCE.
-PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
+#: The sources of the point for moments: an element of the tensor (PILOT), the call's argument
+#: (ARGUMENT) or a mean in the workspace (SAVED). 1/std is ARGUMENT, SAVED, or computed from an
+#: argument that is a VARIANCE.
+PILOT, ARGUMENT, SAVED, VARIANCE = 0, 1, 2, 3
 
 #: The statistics to store: the mean; the mean and 1/std; 1/std about the given mean.
 MEAN, BOTH, INVSTD = 1, 2, 3

@@ -76,8 +76,8 @@ def unusable(index: int | None = None) -> str | None:
         return f"Triton is not installed (normgrad needs {LEAST_TRITON} or later on a GPU)"
     import triton
 
-    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if found < tuple(map(int, LEAST_TRITON.split("."))):
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if version < tuple(map(int, LEAST_TRITON.split("."))):
         return f"Triton {triton.__version__} is too old (normgrad needs {LEAST_TRITON} or later)"
     if index is None:
         return None

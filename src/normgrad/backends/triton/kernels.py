@@ -1,4 +1,4 @@
-"""The kernels; program.py chooses which ones are launched, and in which order."""
+"""The kernels; schedule.py chooses which ones are launched, and in which order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from . import access, channels, config, tiles
-from .arithmetic import Pair, added, exact, kept, masked, number, sum_along
 from .jit import constant, helper
+from .pairs import Pair, added, as_number, exact, masked, number, sum_along
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -38,16 +38,16 @@ def task_of(task, a, C: tl.constexpr):
 
 @helper
 def sum_tile(
-    a, at, first, start, end, centre, c, weight, found, WHOLE: tl.constexpr, C: tl.constexpr
+    a, at, first, start, end, centre, c, weight, totals, WHOLE: tl.constexpr, C: tl.constexpr
 ):
     """Add a tile's sums to those found before; in evaluation also write the tile of dx."""
     p, there = access.positions_from(a, start, end, at, WHOLE, C)
     dy, x = tiles.load_both(a, at.set, first, p, there, C)
     terms = tiles.terms_of_tile(dy, x, centre, there, C)
-    found = tiles.more(found, tiles.sums_of_terms(terms, weight, C), C)
+    totals = tiles.more(totals, tiles.sums_of_terms(terms, weight, C), C)
     if C.constant and C.writes:
-        tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, weight, c, C), C)
-    return found
+        tiles.store_dx(a, at.set, first, p, there, tiles.result_of_tile(dy, x, c, weight, c, C), C)
+    return totals
 
 
 @triton.jit
@@ -62,17 +62,17 @@ def sums(a, C: tl.constexpr):
     c = centre
     if C.constant:
         c = channels.scaling(a, at, C)
-    found = tiles.none(C)
+    totals = tiles.none(C)
     whole = start + (end - start) // C.positions * C.positions
     for here in range(start, whole, C.positions):
-        found = sum_tile(a, at, first, here, end, centre, c, c, found, True, C)
+        totals = sum_tile(a, at, first, here, end, centre, c, c, totals, True, C)
     if whole < end:
-        found = sum_tile(a, at, first, whole, end, centre, c, c, found, False, C)
-    found = tiles.along(found, 0, C)
+        totals = sum_tile(a, at, first, whole, end, centre, c, c, totals, False, C)
+    totals = tiles.along(totals, 0, C)
     if C.outputs:
-        channels.finished(a, at, centre, found, 0, C)
+        channels.finished(a, at, centre, totals, 0, C)
     else:
-        channels.put_sums(a, part, at, centre, found, C)
+        channels.put_sums(a, part, at, centre, totals, C)
 
 
 @helper
@@ -81,7 +81,7 @@ def write_tile(a, at, first, start, end, c, weight, bias, C: tl.constexpr):
     p, there = access.positions_from(a, start, end, at, False, C)
     # In evaluation dx does not depend on x, and the compiler leaves out that load.
     dy, x = tiles.load_both(a, at.set, first, p, there, C)
-    tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, weight, bias, C), C)
+    tiles.store_dx(a, at.set, first, p, there, tiles.result_of_tile(dy, x, c, weight, bias, C), C)
 
 
 @helper
@@ -94,7 +94,7 @@ def write_part(a, task, C: tl.constexpr):
         centre = channels.about_sums(a, at, C)
         c = channels.finished(a, at, centre, sums_of_parts(a, at, C), part, C)
     else:
-        c = channels.given(a, at, C)
+        c = channels.from_arguments(a, at, C)
     for here in range(start, end, C.positions):
         weight, bias = tiles.parameters(a, at.set, here, C)
         write_tile(a, at, first, here, end, c, weight, bias, C)
@@ -137,16 +137,16 @@ def read_twice(a, s, group, end, C: tl.constexpr):
     total = tiles.Sums(exact(none), exact(none))
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
-        found = tiles.none(C)
+        totals = tiles.none(C)
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
-            found = sum_tile(a, at, first, here, end, centre, centre, weight, found, False, C)
-        found = tiles.along(found, 0, C)
+            totals = sum_tile(a, at, first, here, end, centre, centre, weight, totals, False, C)
+        totals = tiles.along(totals, 0, C)
         if C.keeps_sums:
-            channels.put_sums(a, 0, at, centre, found, C)
+            channels.put_sums(a, 0, at, centre, totals, C)
         if C.sharing == 0:
-            found = channels.weighted(a, at, found, C)
-        total = tiles.both(total, tiles.over_channels(found, C), C.wide)
+            totals = channels.weighted(a, at, totals, C)
+        total = tiles.both(total, tiles.over_channels(totals, C), C.wide)
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
         c = channels.finished(a, at, centre, tiles.for_channels(total, C), 0, C)
@@ -167,14 +167,14 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
         terms = tiles.terms_of_tile(dy, x, centre, there, C)
         if C.columns:
             columns = tiles.add_columns(columns, terms, channels.given_invstd(a, at, C), C)
-        found = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
+        totals = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
         if C.keeps_sums:
-            channels.put_sums(a, part, at, centre, found, C)
+            channels.put_sums(a, part, at, centre, totals, C)
         if C.writes:
             if C.sharing == 0:
-                found = channels.weighted(a, at, found, C)
-            c = channels.finished(a, at, centre, found, 0, C)
-            value = tiles.written(dy, x, c, weight, bias, C)
+                totals = channels.weighted(a, at, totals, C)
+            c = channels.finished(a, at, centre, totals, 0, C)
+            value = tiles.result_of_tile(dy, x, c, weight, bias, C)
             tiles.store_dx(a, s, first, p, there, value, C)
     return columns
 
@@ -192,7 +192,7 @@ def groups(a, C: tl.constexpr):
     slot = tl.program_id(0) // units
     s = tl.program_id(0) % units // parts
     part = tl.program_id(0) % parts
-    if C.held:
+    if C.resident:
         step = a.sizes.step.to(tl.int32)
         blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
     else:
@@ -205,7 +205,7 @@ def groups(a, C: tl.constexpr):
     else:
         begin = part * C.positions
         end = a.sizes.positions.to(tl.int32)
-    if C.held:
+    if C.resident:
         weight, bias = tiles.parameters(a, s, begin, C)
         columns = tiles.no_columns(C)
         folds = 0
@@ -244,14 +244,14 @@ def members_of(s, first_group, j, a, C: tl.constexpr):
 def sums_of_parts(a, at, C: tl.constexpr):
     """Add up the channels' two sums over all parts, in the order of the parts."""
     zero = at.channel.to(tl.float64) * 0.0
-    found = tiles.Sums(exact(zero), exact(zero))
+    totals = tiles.Sums(exact(zero), exact(zero))
     parts = a.sizes.summed.to(tl.int32)
     for row in range(0, parts, C.rows):
         part = (row + tl.arange(0, C.rows))[:, None]
         there = (part < parts) & at.there[None, :]
         rows = access.Channels(at.set, at.channel[None, :], at.group[None, :], there)
-        found = tiles.both(found, tiles.along(channels.load_sums(a, part, rows, C), 0, C), C.wide)
-    return found
+        totals = tiles.both(totals, tiles.along(channels.load_sums(a, part, rows, C), 0, C), C.wide)
+    return totals
 
 
 @helper
@@ -284,18 +284,18 @@ def over_parts(a, C: tl.constexpr):
     of_groups = tiles.Sums(exact(zero), exact(zero))
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
-        some = channels.weighted(a, at, sums_of_parts(a, at, C), C)
-        some = tiles.Sums(over_members(some.total, C), over_members(some.projection, C))
-        of_groups = tiles.both(of_groups, some, C.wide)
-    found = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
+        partial = channels.weighted(a, at, sums_of_parts(a, at, C), C)
+        partial = tiles.Sums(over_members(partial.total, C), over_members(partial.projection, C))
+        of_groups = tiles.both(of_groups, partial, C.wide)
+    totals = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
     if C.saves:
         at = members_of(s, first_group, 0, a, C)
         at = access.Channels(s, at.channel, at.group, channels.firsts(a, at))
-        channels.save_statistics(a, at, channels.about_sums(a, at, C), found, C)
+        channels.save_statistics(a, at, channels.about_sums(a, at, C), totals, C)
     else:
         for j in range(0, per_group, C.fan):
             at = members_of(s, first_group, j, a, C)
-            c = channels.finished(a, at, channels.about_sums(a, at, C), found, 0, C)
+            c = channels.finished(a, at, channels.about_sums(a, at, C), totals, 0, C)
             if C.coefficients:
                 channels.put_coefficients(a, at, c, C)
 
@@ -309,20 +309,20 @@ def over_sets(a, C: tl.constexpr):
     sets = a.sizes.sets.to(tl.int32)
     rows = a.sizes.summed.to(tl.int32) * sets
     zero = channel.to(tl.float64) * 0.0
-    found = tiles.Sums(exact(zero), exact(zero))
+    totals = tiles.Sums(exact(zero), exact(zero))
     scaled = exact(zero)
     for row in range(0, rows, C.rows):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & at.there[None, :]
         here = access.Channels(k % sets, channel[None, :], group[None, :], there)
-        some = channels.load_sums(a, k // sets, here, C)
-        some = channels.centred(a, here, some, C)
-        projection = kept(some.projection, C.wide)
+        partial = channels.load_sums(a, k // sets, here, C)
+        partial = channels.centred(a, here, partial, C)
+        projection = as_number(partial.projection, C.wide)
         r = channels.given_invstd(a, here, C)
         term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
-        found = tiles.both(found, tiles.along(some, 0, C), C.wide)
-    channels.write_gradients(a, at, found, scaled, C)
+        totals = tiles.both(totals, tiles.along(partial, 0, C), C.wide)
+    channels.write_gradients(a, at, totals, scaled, C)
 
 
 @helper
@@ -340,16 +340,16 @@ def over_lines(a, block, C: tl.constexpr):
         width *= a.sizes.sets.to(tl.int32)
     exists = parameter < width
     zero = parameter.to(tl.float64) * 0.0
-    found = tiles.Sums(exact(zero), exact(zero))
+    totals = tiles.Sums(exact(zero), exact(zero))
     for row in range(0, rows, C.rows):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & exists[None, :]
         place = k.to(tl.int64) * width + parameter[None, :]
-        some = channels.load_columns(a, place, rows.to(tl.int64) * width, there, C)
-        found = tiles.both(found, tiles.along(some, 0, C), C.wide)
+        partial = channels.load_columns(a, place, rows.to(tl.int64) * width, there, C)
+        totals = tiles.both(totals, tiles.along(partial, 0, C), C.wide)
     index = parameter - s * of_set
-    access.write(a, s, index, exists, kept(found.projection, C.wide), access.GRAD_WEIGHT, C)
-    access.write(a, s, index, exists, kept(found.total, C.wide), access.GRAD_BIAS, C)
+    access.write(a, s, index, exists, as_number(totals.projection, C.wide), access.GRAD_WEIGHT, C)
+    access.write(a, s, index, exists, as_number(totals.total, C.wide), access.GRAD_BIAS, C)
 
 
 @helper
@@ -368,7 +368,7 @@ def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
             value = 1.0 / (r * r) + value * value
         value = tl.where(there, share * value, 0.0)
         total = added(total, sum_along(exact(value), 0, C.wide), C.wide)
-    return tl.where(n != 0.0, kept(total, C.wide) / n, 0.0)
+    return tl.where(n != 0.0, as_number(total, C.wide) / n, 0.0)
 
 
 @helper

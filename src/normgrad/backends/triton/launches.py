@@ -13,7 +13,7 @@ from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
 from ...tensor import TensorSpec
 from .config import (
     ABSENT,
-    GIVEN,
+    ARGUMENT,
     OVER_LINES,
     OVER_PARTS,
     OVER_RANKS,
@@ -83,7 +83,7 @@ class Launch:
         if self.kernel == "sums":
             words += ["scale"] * config.writes + ["outputs"] * config.outputs
         elif self.kernel == "groups":
-            words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.held)
+            words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.resident)
         elif self.kernel == "combine":
             words.append(("parts", "sets", "lines", "ranks")[config.over])
         elif self.kernel == "write":
@@ -113,8 +113,8 @@ class Builder:
     end: int = 0
     launches: list[Launch] = field(default_factory=list)
     work: Work = field(default_factory=Work)
-    about: int = GIVEN
-    invstd: int = GIVEN
+    about: int = ARGUMENT
+    invstd: int = ARGUMENT
 
     @property
     def wide(self) -> bool:
@@ -150,16 +150,16 @@ class Builder:
         self._launch(kernel, programs, tile, self._sizes(tile, parts, part), self.layout, **config)
 
     def groups(
-        self, tile: Tile, each: int = 1, parts: int = 1, *, held: bool = True, **config: Any
+        self, tile: Tile, each: int = 1, parts: int = 1, *, resident: bool = True, **config: Any
     ) -> None:
         """Launch ``groups``, whose programs have ``each`` tiles, or groups that are read twice."""
         problem = self.problem
-        blocks = ceil_div(problem.channel.size, tile.step) if held else groups_of(problem)
+        blocks = ceil_div(problem.channel.size, tile.step) if resident else groups_of(problem)
         slots = ceil_div(blocks, each)
         programs = problem.sets.size * parts * slots
-        part = tile.positions if held else problem.positions
+        part = tile.positions if resident else problem.positions
         sizes = self._sizes(tile, parts, part)._replace(each=each, slots=slots)
-        self._launch("groups", programs, tile, sizes, self.layout, held=held, **config)
+        self._launch("groups", programs, tile, sizes, self.layout, resident=resident, **config)
 
     def combine_parts(self, parts: int, **config: Any) -> None:
         """Launch ``combine`` on the sums of all parts, for each group."""
@@ -197,8 +197,8 @@ class Builder:
         Programs write many pieces each, since each program computes the coefficients anew.
         """
         problem = self.problem
-        wanted = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
-        each = ceil_div(pieces, wanted)
+        parts_wanted = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
+        each = ceil_div(pieces, parts_wanted)
         parts = ceil_div(pieces, each)
         sizes = self._sizes(tile, parts, each * tile.positions)
         sizes = sizes._replace(summed=pieces, slots=slots)

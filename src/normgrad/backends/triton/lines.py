@@ -214,25 +214,25 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
         height = min(height, max(problem.padded, most // together))
     pieces = ceil_div(problem.positions, height)
     read = element_bytes(problem) * min(height, problem.positions)
-    wanted = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
+    lines_wanted = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
     fewest = 1
     columns = problem.wants_parameters and not problem.forward
     if columns:
         are_many = lines * problem.sets.size >= 2 * LEAST_LINES * PROCESSORS
         fewest = ceil_div(LEAST_LINES if are_many else FEWEST_LINES, problem.sharing)
     least = ceil_div(LEAST * 32 * warps // device.threads, read)
-    part = min(lines, max(fewest, least, wanted))
+    part = min(lines, max(fewest, least, lines_wanted))
     width = min(power_of_two(part), max(1, most // height))
     tile = _tile(problem, layout, most_warps, each, height, width)
-    taken = ceil_div(part, tile.step)
+    tiles_each = ceil_div(part, tile.step)
     # In half precision the forward pass was 5 to 10 % faster without stages, and tiles of several
     # lines up to twice as fast. In float64 arithmetic they took registers that were not there.
     wide = problem.arithmetic is dtypes.float64
     staged = tile.step == 1 and not wide and (not problem.forward or itemsize(problem) > 2)
     staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED
-    slots = ceil_div(ceil_div(lines, tile.step), taken)
+    slots = ceil_div(ceil_div(lines, tile.step), tiles_each)
     chain = CHAIN if columns and problem.sharing == 1 and not wide else 0
-    return Cut(tile, pieces, taken, slots, whole, chain, STAGES if staged else 0)
+    return Cut(tile, pieces, tiles_each, slots, whole, chain, STAGES if staged else 0)
 
 
 def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:
@@ -241,8 +241,8 @@ def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, wid
     warps = min(most, max(1, height * width // (32 * each)))
     while True:
         tile = by_threads(Tile(height, width, width, 1, warps), layout)
-        found = height * width // (32 * warps * tile.leading * tile.adjacent)
-        if found <= lines or (warps == most and width == 1):
+        lines_each = height * width // (32 * warps * tile.leading * tile.adjacent)
+        if lines_each <= lines or (warps == most and width == 1):
             return tile
         # Each thread has too many lines: take more warps, or then fewer lines.
         if warps < most:

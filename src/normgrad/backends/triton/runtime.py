@@ -11,10 +11,10 @@ import numpy as np
 
 from ...described import Described
 from ...loading import KernelError
-from . import driver
+from . import cuda_driver
 from .config import Arguments, Config, Tensor
 from .launches import Launch
-from .program import Program
+from .schedule import Schedule
 from .tiling import ITEMSIZES
 
 #: The options of the compilation. A product and a sum are fused only where a kernel says so, since
@@ -58,12 +58,12 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
 
     ranks = len(launch.arguments.axes), len(launch.arguments.counts)
     key = launch.kernel, config, launch.warps, target, ranks, index
-    found = _kernels.get(key)
-    if found is None:
-        made = source(launch.kernel, launch.arguments, config)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        kernel_source = source(launch.kernel, launch.arguments, config)
         options = {"num_warps": launch.warps, **OPTIONS}
-        found = _kernels[key] = triton.compile(made, target=target, options=options)
-    return found
+        kernel = _kernels[key] = triton.compile(kernel_source, target=target, options=options)
+    return kernel
 
 
 def _fitting(tensor: Tensor, address: int) -> Tensor:
@@ -73,7 +73,7 @@ def _fitting(tensor: Tensor, address: int) -> Tensor:
 
 
 class Ready:
-    """A program's launches for one alignment of the tensors' addresses.
+    """A schedule's launches for one alignment of the tensors' addresses.
 
     Attributes:
         steps: the launches as CUDA's driver reads them; None if it could not make them alone.
@@ -85,8 +85,8 @@ class Ready:
             (launch, config, kernel[(launch.programs, 1, 1)]) for launch, config, kernel in launches
         ]
         kernels = [(launch, kernel) for launch, _, kernel in launches]
-        suitable = all(driver.suits(kernel, launch) for launch, kernel in kernels)
-        self.steps = driver.steps(kernels) if suitable else None
+        suitable = all(cuda_driver.suits(kernel, launch) for launch, kernel in kernels)
+        self.steps = cuda_driver.steps(kernels) if suitable else None
 
     def start(self, addresses: Sequence[int], stream: int) -> None:
         """Launch the kernels by Triton's launcher, which calls its hooks and raises errors."""
@@ -95,14 +95,14 @@ class Ready:
 
 
 class Runner:
-    """A program that is ready to run on addresses.
+    """A schedule that is ready to run on addresses.
 
     ``index`` is the index of a CUDA device, or None to interpret the kernels on the CPU, for which
     Triton must have been imported with TRITON_INTERPRET=1.
     """
 
-    def __init__(self, program: Program, index: int | None) -> None:
-        self._launches = program.launches
+    def __init__(self, schedule: Schedule, index: int | None) -> None:
+        self._launches = schedule.launches
         self._index = index
         self._ready: dict[tuple[int, ...], Ready] = {}
         self._last: tuple[tuple[int, ...], Ready] | None = None
@@ -114,13 +114,13 @@ class Runner:
 
     def described(self) -> Described | None:
         """The last run's launches for code that makes them without Python; None if it cannot."""
-        function = driver.function()
+        function = cuda_driver.function()
         if self._last is None or function is None:
             return None
         key, ready = self._last
         if ready.steps is None:
             return None
-        aligned = sum(bits << driver.ALIGNED_BITS * place for place, bits in enumerate(key))
+        aligned = sum(bits << cuda_driver.ALIGNED_BITS * place for place, bits in enumerate(key))
         nothing = np.zeros(0, np.int64)
         return Described(nothing, ready.steps, launch=function, aligned=aligned)
 
@@ -135,7 +135,7 @@ class Runner:
                 self._start(addresses)
 
     def _start(self, addresses: Sequence[int]) -> None:
-        low = (1 << driver.ALIGNED_BITS) - 1
+        low = (1 << cuda_driver.ALIGNED_BITS) - 1
         key = (addresses[0] & low, addresses[1] & low, addresses[2] & low)
         ready = self._ready.get(key)
         if ready is None:

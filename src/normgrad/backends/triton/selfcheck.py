@@ -79,16 +79,16 @@ def _subject(name: str) -> dict[str, str]:
 
 def path_of(name: str) -> Path:
     """The file of the verdict on GPUs of this name, in the user's cache folder."""
-    shown = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return folders.folder() / folders.GPU / f"{shown}.json"
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return folders.folder() / folders.GPU / f"{slug}.json"
 
 
 def read(name: str) -> Verdict | None:
     """The verdict on disk; None if there is none, or it is about other versions."""
     with suppress(Exception):  # the file may be missing, and a damaged one may raise anything
-        found = json.loads(folders.read(path_of(name)) or b"")
-        if _subject(name) == found["subject"]:
-            return Verdict(str(found["checked"]), int(found["cases"]), str(found["failure"]))
+        record = json.loads(folders.read(path_of(name)) or b"")
+        if _subject(name) == record["subject"]:
+            return Verdict(str(record["checked"]), int(record["cases"]), str(record["failure"]))
     return None
 
 

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from . import access, config
 from .access import pointers
-from .arithmetic import (
+from .jit import constant, helper
+from .pairs import (
     INTERPRETED,
     Pair,
     added,
@@ -22,12 +23,11 @@ from .arithmetic import (
     times,
     two_sum,
 )
-from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The source of the point for moments that need not be finite; see config.py.
-GIVEN = constant(config.GIVEN)
+ARGUMENT = constant(config.ARGUMENT)
 
 
 class Sums(NamedTuple):
@@ -178,7 +178,7 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
             product = times(term, xmu, True)
         return Sums(term, masked(product, there))
     elif C.forward:
-        if C.about == GIVEN:  # which may be infinite
+        if C.about == ARGUMENT:  # which may be infinite
             d = tl.where(there, x.to(tl.float64) - about[None, :], 0.0)
         else:  # masking float32 takes half as many instructions
             x = tl.where(there, x, about.to(tl.float32)[None, :])
@@ -232,7 +232,7 @@ def _for_channels(p, C: tl.constexpr):
 
 
 @helper
-def written(dy, x, c, weight, bias, C: tl.constexpr):
+def result_of_tile(dy, x, c, weight, bias, C: tl.constexpr):
     """Compute dx or y of a tile from coefficients of each channel.
 
     dx = scale·(gain·dy − (shift + slope·(x − μ))), or in evaluation scale·dy; and

@@ -86,7 +86,7 @@ def layout_of(problem: Problem) -> Layout:
     axes = (*problem.outer, problem.inner)
     channel = problem.channel
     dtypes = (problem.grad_out, problem.input, problem.result or problem.input)
-    used = range(3) if problem.result is not None else range(2)
+    indices = range(3) if problem.result is not None else range(2)
 
     def tensor(index: int) -> Tensor:
         dtype = dtypes[index]
@@ -110,12 +110,12 @@ def layout_of(problem: Problem) -> Layout:
         near = abs(problem.inner.strides[index]), abs(channel.strides[index])
         return ALONG_POSITIONS if near[0] <= near[1] else ALONG_CHANNELS
 
-    wishes = {wish(index) for index in used}
+    wishes = {wish(index) for index in indices}
     pattern = "tiles"
     if len(wishes) == 1:
         pattern = "rows" if wishes == {ALONG_POSITIONS} else "columns"
     reach = 0
-    for index in used:
+    for index in indices:
         far = sum((axis.size - 1) * abs(axis.strides[index]) for axis in axes)
         # A tile has at most this many channels.
         channels = max(MOST_ROWS, power_of_two(problem.channel.size))

@@ -54,7 +54,7 @@ def two_sum(a, b):
 
 
 @helper
-def kept(a, WIDE: tl.constexpr):
+def as_number(a, WIDE: tl.constexpr):
     """A pair as one number: the value plus its error, if the arithmetic keeps errors.
 
     The error of an infinite value is NaN, and is not added.
@@ -68,7 +68,7 @@ def kept(a, WIDE: tl.constexpr):
 @helper
 def as_float64(a):
     """A pair of float32 as a float64 number without an error."""
-    return exact(kept(Pair(a.value.to(tl.float64), a.error.to(tl.float64)), True))
+    return exact(as_number(Pair(a.value.to(tl.float64), a.error.to(tl.float64)), True))
 
 
 @helper

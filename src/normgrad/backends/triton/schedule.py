@@ -1,6 +1,6 @@
-"""Programs of the Triton backend: a problem's kernels, tiles and workspace.
+"""Schedules of the Triton backend: a problem's kernels, tiles and workspace.
 
-A program is made from specs and a description of the device. If coefficients depend on sums over
+A schedule is made from specs and a description of the device. If coefficients depend on sums over
 the same tensors that they are applied to, the tensors are read in
 
 - *one pass*, if the registers can hold whole statistics groups, which are summed and then written;
@@ -19,7 +19,7 @@ from typing import Any
 
 from ...layout import ceil_div
 from ...problem import Problem, Role
-from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
+from .config import ARGUMENT, BOTH, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
@@ -39,8 +39,8 @@ from .tiling import (
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """The program that a plan runs on a GPU.
+class Schedule:
+    """The launches that a plan runs on a GPU.
 
     Attributes:
         passes: "one pass", "two passes", or "" if there is no choice.
@@ -64,16 +64,16 @@ class Program:
 def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
     """The number of parts of the positions that keep a device busy, and the positions in each."""
     problem, device = builder.problem, builder.device
-    wanted = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
+    most = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
     read = element_bytes(problem) * tile.positions * tile.step
     step = tile.positions * ceil_div(LEAST, read)
-    parts = max(1, min(wanted, problem.positions // step))
+    parts = max(1, min(most, problem.positions // step))
     part = ceil_div(ceil_div(problem.positions, parts), tile.positions) * tile.positions
     return ceil_div(problem.positions, part), part
 
 
-def build(problem: Problem, device: Device) -> Program:
-    """Build the program for a problem on a device.
+def build(problem: Problem, device: Device) -> Schedule:
+    """Build the schedule for a problem on a device.
 
     Raises:
         ValueError: more channels than the kernels' 32-bit indices allow.
@@ -88,7 +88,7 @@ def build(problem: Problem, device: Device) -> Program:
             f"input: {channels} channels of all samples that have statistics of their own; allowed "
             f"on a GPU: fewer than {SHORT}"
         )
-    invstd = VARIANCE if problem.invstd_is_variance else GIVEN
+    invstd = VARIANCE if problem.invstd_is_variance else ARGUMENT
     builder = Builder(problem, device, layout, invstd=invstd)
     passes = ""
     if problem.gathers:
@@ -102,7 +102,7 @@ def build(problem: Problem, device: Device) -> Program:
         passes = _fill(builder)
     launches = tuple(builder.launches)
     over_tensors = launches and not problem.gathers and not problem.is_empty
-    return Program(
+    return Schedule(
         passes,
         layout.pattern if over_tensors else "",
         launches,
@@ -169,7 +169,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         builder.groups(cut.tile, cut.each, writes=True, outputs=forward, **shared)
     elif writes and not columns and tiles_of(lines, cut.tile) >= PROCESSORS:
         passes = "two passes"
-        builder.groups(cut.tile, held=False, writes=True, outputs=forward)
+        builder.groups(cut.tile, resident=False, writes=True, outputs=forward)
     elif writes:
         passes = "two passes"
         builder.reserve_sums(cut.pieces)
@@ -198,8 +198,8 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         if builder.wide:
             rounds.append(MEAN)
     if not problem.forward:
-        found = BOTH if problem.missing_invstd else MEAN
-        rounds.append(found if problem.missing_mean else INVSTD)
+        statistics = BOTH if problem.missing_invstd else MEAN
+        rounds.append(statistics if problem.missing_mean else INVSTD)
         mean = problem.vectors.get(Role.MEAN)
         vectors = {} if mean is None else {Role.MEAN: mean}
         builder.problem = problem._replace(forward=True, result=None, vectors=vectors)
@@ -265,9 +265,9 @@ def _sums_and_write(builder: Builder) -> str:
     outputs = problem.wants_parameters and not later
     parts, short = 1, not builder.wide
     tile = persistent_tile(problem, layout, device)
-    held = tile is not None
+    resident = tile is not None
     if tile is not None or _takes_groups(problem, device):
-        passes = "one pass" if held or _fits(problem, device) else "two passes"
+        passes = "one pass" if resident or _fits(problem, device) else "two passes"
         if later:
             builder.reserve_sums(1, 4 if short else 8)
         each = 1
@@ -278,7 +278,7 @@ def _sums_and_write(builder: Builder) -> str:
             at_once = device.processors * device.programs_each
             each = max(1, min(tiles_of(problem, tile) // at_once, LEAST // read))
         config = {"outputs": outputs, "keeps_sums": later, "short_sums": short, "writes": True}
-        builder.groups(tile, each, held=held, **config)
+        builder.groups(tile, each, resident=resident, **config)
     else:
         passes, short = "two passes", False
         tile = tile_of(problem, layout, device)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from support import FLOATS, INTERPRETED
-from triton_programs import CASES, H200, OVER_TENSORS, arguments, plan_of, program_of
+from triton_programs import CASES, H200, OVER_TENSORS, arguments, plan_of, schedule_of
 
 from normgrad import TensorSpec
 from normgrad.backends.triton import config, tiling
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="plans are the same")
 
 def train(shape, dtype="bfloat16", layout="contiguous", device=H200, **rest):
     planned = arguments("batch_norm_backward", shape, dtype, layout, **rest)
-    return program_of("batch_norm_backward", device, **planned)
+    return schedule_of("batch_norm_backward", device, **planned)
 
 
 def group(shape, groups, dtype="bfloat16", layout="contiguous", device=H200, name=None):
     name = name or "group_norm_backward"
-    return program_of(name, device, **arguments(name, shape, dtype, layout, groups=groups))
+    return schedule_of(name, device, **arguments(name, shape, dtype, layout, groups=groups))
 
 
 # Passes over memory
@@ -67,8 +67,8 @@ def test_groups_of_one_channel_are_held(shape, groups):
     """Those of several channels are read twice."""
     for name in ("group_norm", "group_norm_backward"):
         (launch, *_) = group(shape, groups, name=name).launches
-        assert (launch.kernel, launch.config.held) == ("groups", True)
-    assert not group((8, 64, 24), 32).launches[0].config.held
+        assert (launch.kernel, launch.config.resident) == ("groups", True)
+    assert not group((8, 64, 24), 32).launches[0].config.resident
 
 
 def test_what_no_program_can_hold_is_read_twice():
@@ -83,14 +83,14 @@ def test_what_no_program_can_hold_is_read_twice():
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
     assert group((8, 64, 14, 14), 4).path == "triton one pass rows groups+twice combine+sets"
     masked = arguments("group_norm_backward", (8, 64, 14, 14), "bfloat16")
-    program = program_of("group_norm_backward", **masked, output_mask=(True, False, False))
+    program = schedule_of("group_norm_backward", **masked, output_mask=(True, False, False))
     assert program.path == "triton one pass rows groups+twice"
 
 
 def test_what_needs_one_pass_takes_one():
     shape = (256, 64, 56, 56)
     paths = {
-        name: program_of(name, **arguments(name, shape, "bfloat16")).path
+        name: schedule_of(name, **arguments(name, shape, "bfloat16")).path
         for name in CASES
         if name not in ("batch_norm_backward", "missing", "batch_norm", "group_norm")
         and name != "group_norm_backward"
@@ -112,7 +112,7 @@ def test_masked_off_work_is_not_done():
         return plan_of("batch_norm_backward", **planned, output_mask=mask)
 
     assert masked(False, True, True).path == "triton rows sums combine+parts"
-    assert masked(False, False, False)._program.launches == ()
+    assert masked(False, False, False)._schedule.launches == ()
     assert masked(False, False, False).workspace_size == 0
     assert not masked(False, False, True).reads_input
     assert masked(False, True, False).reads_input
@@ -120,18 +120,18 @@ def test_masked_off_work_is_not_done():
 
 def test_missing_statistics_are_found_first():
     planned = arguments("missing", (256, 64, 56, 56), "bfloat16")
-    assert program_of("missing", **planned).path == (
+    assert schedule_of("missing", **planned).path == (
         "triton two passes rows sums combine+parts sums combine+parts write"
     )
     # In float64 the mean takes a round of its own.
     planned = arguments("missing", (256, 64, 56, 56), "float64")
-    words = program_of("missing", **planned).path.split()
+    words = schedule_of("missing", **planned).path.split()
     assert words.count("combine+parts") == 3
 
 
 def test_without_elements_sums_are_written_and_nothing_else():
     def path(name, shape):
-        return program_of(name, **arguments(name, shape, "float32", groups=1)).path
+        return schedule_of(name, **arguments(name, shape, "float32", groups=1)).path
 
     assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton combine+parts"
     assert path("batch_norm", (0, 4, 3, 3)) == "triton combine+parts"
@@ -156,7 +156,7 @@ def test_errors_of_sums_are_kept_in_float64_alone():
     """Each sum takes 8 bytes, and its error as many."""
     for dtype, each in (("float32", 16), ("float64", 32)):
         planned = arguments("batch_norm_backward_reduce", (256, 64, 56, 56), dtype)
-        program = program_of("batch_norm_backward_reduce", **planned)
+        program = schedule_of("batch_norm_backward_reduce", **planned)
         sums = program.launches[0].arguments.sizes.parts * 64 * each
         assert sums <= program.workspace_size < sums + 512
 
@@ -205,10 +205,10 @@ def test_paths_of_lines():
         (False, False, False): "triton",
     }.items():
         planned = arguments("group_norm_backward", (4096, 768), "bfloat16", groups=12)
-        program = program_of("group_norm_backward", **planned, output_mask=mask)
+        program = schedule_of("group_norm_backward", **planned, output_mask=mask)
         assert program.path == path
     # On the same tiles: sums are the same to the bit.
-    alone = program_of("group_norm_backward", **planned, output_mask=(False, True, True))
+    alone = schedule_of("group_norm_backward", **planned, output_mask=(False, True, True))
     (lines, _), (both, _) = alone.launches, group((4096, 768), 12).launches
     assert lines.config._replace(writes=True) == both.config
     assert lines.arguments == both.arguments
@@ -305,7 +305,7 @@ def test_every_task_has_a_program():
     for shape in ((3, 5, 7, 11), (256, 64, 56, 56), (20, 6, 65536), (4096, 1000), (1, 1, 1)):
         for layout in ("contiguous", "channels_last"):
             for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_stats"):
-                program = program_of(name, **arguments(name, shape, "float32", layout, groups=1))
+                program = schedule_of(name, **arguments(name, shape, "float32", layout, groups=1))
                 for launch in program.launches:
                     if launch.kernel not in OVER_TENSORS:
                         continue
@@ -314,7 +314,7 @@ def test_every_task_has_a_program():
                     assert (sizes.parts - 1) * sizes.part < sizes.positions
                     tiles = -(-sizes.channels // sizes.step)
                     assert sizes.step <= words.channels
-                    if not words.held:
+                    if not words.resident:
                         tiles = sizes.groups
                     tasks = sizes.sets * tiles * sizes.parts
                     assert launch.programs == -(-tasks // sizes.each)
@@ -324,7 +324,7 @@ def test_every_task_has_a_program():
 def test_plans_need_neither_a_gpu_nor_triton():
     script = (
         "import sys; sys.modules['triton'] = None\n"
-        "from normgrad.backends.triton import program, device\n"
+        "from normgrad.backends.triton import device, schedule\n"
         "import normgrad\n"
         "assert 'torch' not in sys.modules\n"
         "print(device.unusable())"

@@ -65,11 +65,11 @@ def suits(kernel: Any, launch: Launch) -> bool:
     except (AttributeError, KeyError):
         return False
     parameters = re.findall(r"\.param\s+\.(\w+)", ptx.partition(")")[0])
-    taken = [*flat(launch.arguments), *_NO_SCRATCH]
+    arguments = [*flat(launch.arguments), *_NO_SCRATCH]
     return (
         all(isinstance(word, int) for word in words)
         and not any(needs)
-        and len(parameters) == len(taken) <= PARAMETERS_MAX
+        and len(parameters) == len(arguments) <= PARAMETERS_MAX
         and {*parameters} <= {"u64", "b64", "s64"}
     )
 
