@@ -28,6 +28,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Many tests compare all that a process writes, which may be the first to need some kernel.
 os.environ["NORMGRAD_QUIET"] = "1"
 
+# PyTorch's threads would spin where its own kernels wait for each other. With as many processes as
+# cores that takes most of the time: 26 ms for a batch norm of a few elements.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+#: Folders and files whose tests name backends or private modules, so that a change there may need
+#: them changed. They are marked ``internals``; the others are about what users see.
+INTERNALS = {
+    "backends", "test_devices.py", "test_frameworks.py", "test_layout.py", "test_memory.py",
+    "test_pages.py", "test_plans.py", "test_repeated_calls.py", "test_threads.py",
+    "test_waiting.py",
+}  # fmt: skip
+
 #: The most cases of a test that run, if its cases differ only in numbers. An interpreter takes far
 #: longer than a compiled kernel. With NORMGRAD_FULL=1, all cases run.
 SAMPLE = 1 if INTERPRETED else 16
@@ -75,6 +87,11 @@ def _compile(kernels: bool) -> None:
             library.result()
 
 
+def _part(item: pytest.Item) -> str:
+    """The folder of an item in the tests' own, or its file."""
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
 def _keep_together(items: list[pytest.Item]) -> None:
     """Make each file's tests a group for pytest-xdist, except for those of :data:`APART`.
 
@@ -82,7 +99,7 @@ def _keep_together(items: list[pytest.Item]) -> None:
     then fill the processes one by one, so that all end at about the same time.
     """
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] not in APART:
+        if _part(item) not in APART:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
@@ -102,6 +119,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(reason)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if _part(item) in INTERNALS:
+            item.add_marker("internals")
         if item.get_closest_marker("full") is not None and not FULL:
             continue
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -56,7 +55,9 @@ NOT_INSTALLED = "not installed"
 
 def version(package: str) -> str:
     """An installed package's version, from its metadata, since importing torch takes seconds."""
+    from importlib import metadata  # loads 50 modules, which `import normgrad` can do without
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return NOT_INSTALLED

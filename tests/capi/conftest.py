@@ -1,4 +1,4 @@
-"""Build the C libraries once, and compile programs against them."""
+"""The C libraries, and what compiles programs against them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import c_libraries
 import pytest
 
 from normgrad.capi import build
@@ -47,9 +48,26 @@ class Libraries:
 def libraries(tmp_path_factory):
     if shutil.which("gcc") is None or shutil.which("g++") is None:
         pytest.skip("no gcc and g++")
-    out = tmp_path_factory.mktemp("capi")
-    build.build(out)
-    return Libraries(out)
+    return Libraries(c_libraries.built(tmp_path_factory))
+
+
+@pytest.fixture
+def compile_only(libraries, monkeypatch):
+    """Has builds compile the libraries of these names, and copy the others, which takes seconds."""
+
+    def only(*names: str) -> None:
+        compile_one = build._compile
+
+        def copy_or_compile(compiler, work, name, *rest):
+            if name in names:
+                compile_one(compiler, work, name, *rest)
+            else:
+                file = build._file_name(name)
+                shutil.copyfile(libraries.out / "lib" / file, work / file)
+
+        monkeypatch.setattr(build, "_compile", copy_or_compile)
+
+    return only
 
 
 def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import c_libraries
 import numpy as np
 import pytest
 from aclnn_spec import A2, CODES, FORMATS
@@ -19,8 +20,6 @@ from fuzz import capi_child, hostile, test_aclnn, test_infiniop
 from fuzz.ledger import cases, count
 from hypothesis import given
 from hypothesis import strategies as st
-
-from normgrad.capi import build
 
 SURFACE = "C libraries"
 #: Of each dialect, what a call may return but for success.
@@ -73,9 +72,7 @@ class Child:
 def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc")
-    out = tmp_path_factory.mktemp("capi")
-    build.build(out)
-    made = Child(out / "lib")
+    made = Child(c_libraries.built(tmp_path_factory) / "lib")
     yield made
     made.close()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import c_libraries
 import pytest
 
 from normgrad.aclnn import products
-from normgrad.capi import build
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,4 @@ def ours(tmp_path_factory):
     """The folder of normgrad's own shared libraries."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    out = tmp_path_factory.mktemp("libraries")
-    build.build(out)
-    return out / "lib"
+    return c_libraries.built(tmp_path_factory) / "lib"
