@@ -286,7 +286,7 @@ def test_lines_where_float64_arithmetic_is_slow(passes, shape):
     """Rows, and group norm's lines of channels with a few positions."""
     case = make("group_norm", shape, num_groups=1)
     with on_device(replace(PASSES[passes], fast_float64=False)):
-        launches = plan_of(case)._program.launches
+        launches = plan_of(case)._schedule.launches
         assert launches[0].config.singles
         assert launches[-1].config.parameters > 0
         check_twice(case, passes)
