@@ -92,7 +92,6 @@ def draw(results: Results) -> dict[str, bytes]:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
     rows = [row for row in results.rows if row.case.part in _PARTS]
@@ -114,14 +113,18 @@ def draw(results: Results) -> dict[str, bytes]:
     versions = "normgrad {normgrad} and PyTorch {torch}".format_map(results.facts)
     figure.suptitle(f"{versions} on {results.device}", fontsize=11)
     _legend(figure, panels[0, 0], rows)
-    files = {}
-    # A fixed salt gives the same file for the same figures.
+    metadata = dict(zip(ENDINGS, ({"Software": None}, {"Date": None}), strict=True))
+    return {ending: _encoded(figure, ending, metadata[ending]) for ending in ENDINGS}
+
+
+def _encoded(figure: Any, ending: str, metadata: dict[str, None]) -> bytes:
+    """A figure's file, which is the same for the same figures."""
+    import matplotlib
+
+    file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
-        for suffix, metadata in zip(ENDINGS, ({"Software": None}, {"Date": None}), strict=True):
-            file = io.BytesIO()
-            figure.savefig(file, format=suffix[1:], dpi=150, metadata=metadata)
-            files[suffix] = file.getvalue()
-    return files
+        figure.savefig(file, format=ending[1:], dpi=150, metadata=metadata)
+    return file.getvalue()
 
 
 #: The lines of a picture of gains: their names, operators and other facts of their cases.
@@ -146,7 +149,6 @@ def gains(results: Results) -> bytes:
 
     A point is a case, and a line the geometric mean of the cases of a size, with all cores.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
     most = max(results.counts)
@@ -186,7 +188,4 @@ def gains(results: Results) -> bytes:
     panels[0].minorticks_off()
     panels[0].set_ylabel("times as fast as PyTorch")
     figure.suptitle(f"{results.device}, {spelled_threads(most)}", fontsize=11)
-    file = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return _encoded(figure, ".svg", {"Date": None})

@@ -17,11 +17,17 @@ OVER_LINES = constant(config.OVER_LINES)
 
 
 @helper
+def blocks_of(a):
+    """The number of tiles along a set's channels."""
+    step = a.sizes.step.to(tl.int32)
+    return (a.sizes.channels.to(tl.int32) + step - 1) // step
+
+
+@helper
 def task_of(task, a, C: tl.constexpr):
     """A task's channels, the index of the first, its part, and the part's start and end."""
     parts = a.sizes.parts.to(tl.int32)
-    step = a.sizes.step.to(tl.int32)
-    blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
+    blocks = blocks_of(a)
     part = task % parts
     unit = task // parts
     at, first = access.channels_of(unit // blocks, unit % blocks, a, C)
@@ -109,9 +115,7 @@ def write(a, C: tl.constexpr):
     task = tl.program_id(0)
     tasks = tl.num_programs(0)
     if C.parameters > 0:
-        step = a.sizes.step.to(tl.int32)
-        blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
-        tasks = a.sizes.sets.to(tl.int32) * blocks * a.sizes.parts.to(tl.int32)
+        tasks = a.sizes.sets.to(tl.int32) * blocks_of(a) * a.sizes.parts.to(tl.int32)
     if C.coefficients or C.from_sums:
         # The sums have left the last tiles in the L2 cache, so these come first.
         task = tasks - 1 - task
@@ -193,8 +197,7 @@ def groups(a, C: tl.constexpr):
     s = tl.program_id(0) % units // parts
     part = tl.program_id(0) % parts
     if C.resident:
-        step = a.sizes.step.to(tl.int32)
-        blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
+        blocks = blocks_of(a)
     else:
         blocks = a.sizes.groups.to(tl.int32)
     first_block = slot * a.sizes.each.to(tl.int32)
@@ -335,7 +338,7 @@ def over_lines(a, block, C: tl.constexpr):
     if C.shared:  # by all sets
         rows *= a.sizes.sets.to(tl.int32)
         s = parameter * 0
-    width = rows * 0 + of_set
+    width = of_set
     if not C.shared:
         width *= a.sizes.sets.to(tl.int32)
     exists = parameter < width
