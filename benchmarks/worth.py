@@ -1,8 +1,10 @@
 """What conversion brings to whole training steps of eight models, as docs/worth.md shows it.
 
 ``python benchmarks/worth.py [THREADS]`` prints the table: estimates by the norms alone, beside the
-steps. ``python benchmarks/worth.py activations [THREADS]`` prints the share of activations in
-the converted models' steps: the most that computing them in the norms' passes could save.
+steps. ``python benchmarks/worth.py public [THREADS]`` prints it for the models that `nox -s models`
+converts, with the libraries that session installs. ``python benchmarks/worth.py activations
+[THREADS]`` prints the share of activations in the converted models' steps: the most that computing
+them in the norms' passes could save.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import sys
 from collections.abc import Callable
 
 import models
+import public_models
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import normgrad.torch as nt
 from normgrad.torch import estimating
@@ -33,7 +37,8 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 ACTIVATIONS = "^aten::(relu|clamp_min|threshold|hardtanh|silu|leaky_relu)"
 #: How many steps are profiled.
 STEPS = 15
-SECONDS = 20.0
+#: For how long steps take turns, of a kind and of a public model.
+SECONDS, PUBLIC_SECONDS = 20.0, 8.0
 
 
 def example(shape: tuple[int, ...]) -> torch.Tensor:
@@ -48,13 +53,32 @@ def worth() -> None:
     print("| model | input | step, PyTorch's | norms' share | by the norms | measured | spread |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for kind, (make, shape) in KINDS.items():
-        found = nt.estimate(make(), example(shape))
-        print(
-            f"| {kind} | {shape} | {found.stock * 1e3:.0f} ms | {found.share:.0%} "
-            f"| {1 / (1 - found.gain):.2f} | {found.stock / found.converted:.2f} "
-            f"| {found.spread:.0%} |",
-            flush=True,
-        )
+        print(row(f"{kind} | {shape}", nt.estimate(make(), example(shape))), flush=True)
+
+
+def public() -> None:
+    """Print the table of steps of public models."""
+    estimating.STEP_SECONDS = PUBLIC_SECONDS
+    print("| model | step, PyTorch's | norms' share | by the norms | measured | spread |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, (build, _, _, arguments) in public_models.MODELS.items():
+        torch.manual_seed(0)
+        model = build(public_models.library)
+        given = pytree.tree_map_only(torch.Tensor, in_float32, arguments(model))
+        positional, named = ((), given) if isinstance(given, dict) else (given, {})
+        print(row(name, nt.estimate(model, *positional, **named)), flush=True)
+
+
+def in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as the model takes it: in float32, unless it holds integers."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def row(head: str, estimate: estimating.Estimate) -> str:
+    """A model's row: the estimate by its norms alone beside its steps."""
+    stock = f"{estimate.stock * 1e3:.{0 if estimate.stock >= 0.01 else 1}f} ms"
+    cells = f"{1 / (1 - estimate.gain):.2f} | {estimate.stock / estimate.converted:.2f}"
+    return f"| {head} | {stock} | {estimate.share:.0%} | {cells} | {estimate.spread:.0%} |"
 
 
 def activations() -> None:
@@ -81,6 +105,8 @@ def step(model: nn.Module, x: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    numbers = [word for word in sys.argv[1:] if word.isdecimal()]
+    words = sys.argv[1:]
+    numbers = [word for word in words if word.isdecimal()]
     torch.set_num_threads(int(numbers[0]) if numbers else 2)
-    (activations if "activations" in sys.argv else worth)()
+    tables = {"activations": activations, "public": public}
+    next((table for name, table in tables.items() if name in words), worth)()
