@@ -189,7 +189,7 @@ def test_streams(monkeypatch):
     assert asked == [1, 0]
     # A spec's data are not waited for.
     x = Array(np.zeros((3, 4), F))
-    framework.described("x", x, ())
+    framework.spec_of("x", x, ())
     assert x.streams == [dlpack.NO_STREAM] == [-1]
 
 

@@ -332,12 +332,12 @@ def test_dlpack_refuses_what_it_does_not_know():
 def test_no_copies():
     """The kernels get the caller's own memory."""
     for value in (np.zeros((3, 4), np.float32), torch.zeros(3, 4)):
-        opened = frameworks.of("x", value).opened("x", value, writing=False)
+        opened = frameworks.of("x", value).open("x", value, writing=False)
         where = value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr()
         assert opened.address == where
     array = np.zeros((3, 4), np.float32)
     speaker = Speaker(array)
-    opened = frameworks.of("x", speaker).opened("x", speaker, writing=False)
+    opened = frameworks.of("x", speaker).open("x", speaker, writing=False)
     assert opened.address == array.ctypes.data
 
 

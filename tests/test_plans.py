@@ -583,7 +583,7 @@ def test_a_plan_that_ran_on_arrays_leaves_tensors_as_they_were():
 def test_a_workspace_that_is_kept_serves_one_run_at_a_time():
     case = make("train", (3, 4, 5))
     plan = plan_of(case)
-    assert 0 < plan.workspace_size <= plans.KEPT
+    assert 0 < plan.workspace_size <= plans.SPARE_BYTES
     expected = bits(case.call())
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda _: bits(plan.run(**case.tensors)), range(400))
@@ -592,5 +592,5 @@ def test_a_workspace_that_is_kept_serves_one_run_at_a_time():
     assert 0 < len({*kept}) == len(kept) <= 4
     large = plan_of(make("train", (3, 4000, 5)))
     large.run(**make("train", (3, 4000, 5)).tensors)
-    assert large.workspace_size > plans.KEPT
+    assert large.workspace_size > plans.SPARE_BYTES
     assert not large._spare

@@ -33,8 +33,12 @@ def layer_calls(case: Case, data: Data) -> dict[str, Call]:
         call = layer_step(True, case, data)
 
         def without_library() -> Any:
-            with layers.in_python():
+            in_cpp = dict(layers.operators_in_cpp)
+            layers.operators_in_cpp.clear()
+            try:
                 return call()
+            finally:
+                layers.operators_in_cpp.update(in_cpp)
 
         made["python"] = without_library
     return made

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import devices, frameworks
 from .contract import Operator, Output, Parameter
-from .tensor import Opened, TensorSpec, naming
+from .tensor import OpenTensor, TensorSpec, naming
 
 
 def out_tuple(operator: Operator, out: Any) -> Any:
@@ -26,7 +26,7 @@ def out_tuple(operator: Operator, out: Any) -> Any:
 def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
     """Make an entry for each output from an :func:`out_tuple`: the caller's tensor, or None.
 
-    Entries of outputs that are not wanted are None.
+    Entries of outputs that are not computed are None.
 
     Raises:
         TypeError: ``out`` is neither a tuple nor a list.
@@ -37,7 +37,7 @@ def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
         raise TypeError(f"out: a {type(out).__name__}; {allowed}")
     if len(out) != len(outputs):
         raise ValueError(f"out: {len(out)} entries; {allowed}")
-    return [value if output.wanted else None for value, output in zip(out, outputs, strict=True)]
+    return [value if output.is_wanted else None for value, output in zip(out, outputs, strict=True)]
 
 
 class Arguments:
@@ -93,7 +93,7 @@ class Arguments:
         self.tensors = [None if each is None else each.tensor for each in self.opened]
         self.is_plain = all(map(operators.is_, self.values, self.tensors))
         self.addresses = [
-            0 if each is None else each.located(name)
+            0 if each is None else each.address_for(name)
             for name, each in zip(names, self.opened, strict=True)
         ]
         self.specs: dict[str, TensorSpec | None] = {}
@@ -105,7 +105,7 @@ class Arguments:
                     self.specs[each.name] = opened.spec(name, each.kind.dtypes)
         self.key: Hashable = (self.framework, self.device, *self.specs.values())
 
-    def _open(self, name: str, value: Any, writing: bool) -> Opened:
+    def _open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         framework = frameworks.of(name, value)
         if framework is not self.framework:
             raise TypeError(
@@ -113,4 +113,4 @@ class Arguments:
                 "all arguments"
             )
         devices.check_same(name, framework.device(name, value), self.device, self.first)
-        return framework.opened(name, value, writing)
+        return framework.open(name, value, writing)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from . import dtypes, layout
@@ -73,11 +74,11 @@ class Output(NamedTuple):
         name, kind, role: the name, the kind, and the role in a backend's problem.
         dtype_from: the output takes the dtype of the first of these inputs that is present, and in
             use under the options. If all are absent, the output does not exist.
-        mask: the index of the mask's entry that says whether the output is wanted.
+        mask: the index of the mask's entry that says whether to compute the output.
         in_evaluation: whether the output exists in evaluation.
         is_wide: whether its dtype is that of the arithmetic.
         in_place: the inputs that the output may overwrite, by having exactly their memory.
-        wanted: whether the output is wanted; :meth:`Operator.outputs` sets it from the options.
+        is_wanted: whether to compute the output; :meth:`Operator.outputs` sets it.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Output(NamedTuple):
     in_evaluation: bool = True
     is_wide: bool = False
     in_place: tuple[str, ...] = ()
-    wanted: bool = True
+    is_wanted: bool = True
 
 
 #: The first two inputs and the first output of every gradient.
@@ -125,8 +126,6 @@ class Operator:
         statistics: the kind of the groups that have one mean and 1/std each: a channel, a group of
             a sample's channels, or a row (then each position in a row has its own parameters).
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
-        has_constant_statistics: whether a gradient's statistics are constants, as in evaluation,
-            rather than functions of x. If there is the option ``training``, it decides.
         has_own_eps: whether eps may be None, which means the machine epsilon of the arithmetic's
             type.
     """
@@ -138,7 +137,6 @@ class Operator:
     result: Callable[[Sequence[Any]], Any]
     statistics: Kind = Kind.CHANNEL
     is_centred: bool = True
-    has_constant_statistics: bool = False
     has_own_eps: bool = False
 
     def __post_init__(self) -> None:
@@ -204,7 +202,7 @@ class Operator:
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
     def outputs(self, options: Options) -> tuple[Output, ...]:
-        """The outputs under these options; ``wanted`` of each is set."""
+        """The outputs under these options; ``is_wanted`` of each is set."""
         idle = {
             parameter.name
             for parameter in self.parameters
@@ -212,7 +210,7 @@ class Operator:
         }
         return tuple(
             output._replace(
-                wanted=(output.mask is None or options.mask[output.mask])
+                is_wanted=(output.mask is None or options.mask[output.mask])
                 and (options.training or output.in_evaluation),
                 dtype_from=tuple(name for name in output.dtype_from if name not in idle),
             )
@@ -241,33 +239,36 @@ def _check_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, ...], wh
         raise ValueError(f"{name}: shape {shape}; allowed: {allowed}, {why}")
 
 
-def axis_of(options: Options, spec: TensorSpec) -> int:
-    """The channel axis, counted from the front."""
-    axis, rank = options.channel_axis, spec.rank
+def axis_of(options: Options, rank: int) -> int:
+    """The channel axis of so many axes, counted from the front."""
+    axis = options.channel_axis
     if not -rank <= axis < rank:
         raise ValueError(f"channel_axis: {axis}; allowed: {-rank} to {rank - 1} for {rank} axes")
     return axis % rank
 
 
-def shapes_of(operator: Operator, options: Options, present: Specs) -> dict[Kind, tuple[int, ...]]:
-    """The shape of each kind of tensor, from the input's shape and the counts' elements."""
-    data = present["input"]
+def shapes_of(
+    operator: Operator, options: Options, present: Mapping[str, Any]
+) -> dict[Kind, tuple[int, ...]]:
+    """The shape of each kind of tensor, from the input's shape and the counts' elements.
+
+    ``present`` are specs or tensors.
+    """
+    shape = tuple(present["input"].shape)
     if operator.statistics is Kind.ROW:
         sizes = options.normalized_shape
-        rows = data.rank - len(sizes)
-        if data.shape[max(0, rows) :] != sizes:
+        rows = len(shape) - len(sizes)
+        if shape[max(0, rows) :] != sizes:
             raise ValueError(
-                f"normalized_shape: {sizes}; allowed: the last axes of input's shape {data.shape}"
+                f"normalized_shape: {sizes}; allowed: the last axes of input's shape {shape}"
             )
-        of_rows = (*data.shape[:rows], *[1] * len(sizes))
-        return {Kind.DATA: data.shape, Kind.ROW: of_rows, Kind.POSITION: sizes}
-    axis = axis_of(options, data)
-    shapes: dict[Kind, tuple[int, ...]] = {
-        Kind.DATA: data.shape,
-        Kind.CHANNEL: (data.shape[axis],),
-    }
+        of_rows = (*shape[:rows], *[1] * len(sizes))
+        return {Kind.DATA: shape, Kind.ROW: of_rows, Kind.POSITION: sizes}
+    axis = axis_of(options, len(shape))
+    channels = shape[axis]
+    shapes: dict[Kind, tuple[int, ...]] = {Kind.DATA: shape, Kind.CHANNEL: (channels,)}
     if operator.statistics is Kind.GROUP:
-        channels, groups = data.shape[axis], options.num_groups
+        groups = options.num_groups
         if axis == 0:
             raise ValueError(
                 f"channel_axis: {options.channel_axis}; allowed: any axis but the first, which is "
@@ -277,13 +278,15 @@ def shapes_of(operator: Operator, options: Options, present: Specs) -> dict[Kind
             raise ValueError(
                 f"num_groups: {groups}; allowed: a positive divisor of the {channels} channels"
             )
-        shapes[Kind.GROUP] = (data.shape[0], groups)
+        shapes[Kind.GROUP] = (shape[0], groups)
     if operator.gathers:
-        shapes[Kind.RANKS] = (present["counts"].elements, data.shape[axis])
+        shapes[Kind.RANKS] = (prod(present["counts"].shape), channels)
     return shapes
 
 
-def counted(operator: Operator, options: Options, specs: Mapping[str, Any]) -> dict[str, Any]:
+def present_inputs(
+    operator: Operator, options: Options, specs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The inputs that are present, by name; ``may_be_empty`` inputs of length 0 count as absent.
 
     ``specs`` are specs or tensors.
@@ -304,9 +307,9 @@ def check(
     specs: Mapping[str, TensorSpec | None],
     out_specs: Mapping[str, TensorSpec | None],
 ) -> dict[str, TensorSpec]:
-    """Check all specs of a call, and return the specs of the wanted outputs.
+    """Check all specs of a call, and return the specs of the outputs to compute.
 
-    A wanted output without one in ``out_specs`` gets a dense spec in the input's layout.
+    An output without one in ``out_specs`` gets a dense spec in the input's layout.
 
     Raises:
         TypeError: a missing argument, or a dtype.
@@ -319,7 +322,7 @@ def check(
             _check_dtype(parameter.name, spec.dtype, parameter.kind.dtypes)
         elif parameter.required:
             raise TypeError(f"{parameter.name}: None; allowed: a tensor")
-    present: Specs = counted(operator, options, specs)
+    present: Specs = present_inputs(operator, options, specs)
     data = present["input"]
     least = 1 if operator.statistics is Kind.ROW else MIN_RANK
     if not least <= data.rank <= MAX_RANK:
@@ -339,7 +342,7 @@ def check(
     outputs: dict[str, TensorSpec] = {}
     for index, output in enumerate(operator.outputs(options)):
         dtype = next((present[name].dtype for name in output.dtype_from if name in present), None)
-        if not output.wanted or dtype is None:
+        if not output.is_wanted or dtype is None:
             continue
         shape = shapes[output.kind]
         spec = out_specs.get(output.name)

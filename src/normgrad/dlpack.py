@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import dtypes, layout
-from .tensor import KINDS, Opened
+from .tensor import KINDS, OpenTensor
 
 _CPU = 1
 _DEVICES = {
@@ -120,7 +120,7 @@ def _device(kind: int, index: int) -> str:
     return device if kind == _CPU else f"{device}:{index}"
 
 
-def opened(name: str, producer: Any, device: str, stream: int | None = None) -> Opened:
+def open_tensor(name: str, producer: Any, device: str, stream: int | None = None) -> OpenTensor:
     """Open a tensor of anything with ``__dlpack__``, without a copy.
 
     Args:
@@ -165,7 +165,7 @@ def opened(name: str, producer: Any, device: str, stream: int | None = None) -> 
         owner = type(producer).__name__
         read_only = f"{owner} hands out a copy of its memory; allowed: memory that can be written"
     itemsize = -(-tensor.bits * tensor.lanes // 8)
-    return Opened(capsule, address, shape, strides, itemsize, itemsize, dtype, read_only)
+    return OpenTensor(capsule, address, shape, strides, itemsize, itemsize, dtype, read_only)
 
 
 class _BFloat16:
@@ -198,7 +198,7 @@ def bytes_like(producer: Any, size: int) -> Any:
         return None
 
 
-def give_back(array: Any, producer: Any) -> Any:
+def like_producer(array: Any, producer: Any) -> Any:
     """Convert a new array to the producer's type with its array namespace, if it has one."""
     try:
         speaker = producer_of(array) if isinstance(array, np.ndarray) else array

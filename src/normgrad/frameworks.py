@@ -18,7 +18,7 @@ import numpy as np
 
 from . import devices, dlpack, dtypes, layout, memory, pages
 from .dtypes import DType
-from .tensor import KINDS, Opened, TensorSpec
+from .tensor import KINDS, OpenTensor, TensorSpec
 
 
 class Snapshot(NamedTuple):
@@ -59,15 +59,15 @@ class Framework(ABC):
 
     Attributes:
         name: the kind of its tensors, in messages.
-        trusted: whether its tensors describe only memory that can be read.
-        copies: whether it makes tensors faster from one with the same spec.
+        is_known: whether normgrad knows the tensors' class: they describe only memory that can be
+            read, and new ones are made faster from one with the same spec.
     """
 
     name: str
-    trusted = copies = True
+    is_known = True
 
     @abstractmethod
-    def opened(self, name: str, value: Any, writing: bool) -> Opened:
+    def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         """Open a tensor. An input that can only be read as a copy is copied.
 
         Raises:
@@ -79,13 +79,13 @@ class Framework(ABC):
     def device(self, name: str, value: Any) -> str:
         """The device of the tensor, such as "cpu" or "cuda:0"."""
 
-    def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+    def spec_of(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         """The spec of a tensor on any device, without access to its data.
 
         Raises:
             TypeError: a dtype, or a sort of tensor, that no operator takes.
         """
-        return self.opened(name, value, writing=False).spec(name, allowed)
+        return self.open(name, value, writing=False).spec(name, allowed)
 
     @abstractmethod
     def empty(self, spec: TensorSpec) -> Any:
@@ -99,15 +99,13 @@ class Framework(ABC):
         return None
 
     def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
-        """A function that makes new tensors with this spec, as :meth:`new` does from ``like``.
+        """A function that makes new tensors on a device from ``like``, one of the caller's there.
 
-        ``alike`` says that ``like`` will be an opened tensor on the device with the same spec.
+        ``alike`` says that ``like`` will be an opened tensor with the same spec.
         """
-        return lambda like: self.new(spec, device, like)
-
-    def new(self, spec: TensorSpec, device: str, like: Any) -> Any:
-        """A new tensor on a device, where ``like``, one of the caller's tensors, is too."""
-        return self.empty(spec) if device == devices.CPU else self.empty_on(spec, device, like)
+        if device == devices.CPU:
+            return lambda like: self.empty(spec)
+        return lambda like: self.empty_on(spec, device, like)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         """A new tensor of PyTorch's on a GPU; ``like`` is one of the caller's tensors there."""
@@ -160,7 +158,7 @@ class NumPy(Framework):
 
     name = "NumPy array"
 
-    def opened(self, name: str, value: Any, writing: bool) -> Opened:
+    def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         # The attribute np.ma would import the module. If it is not loaded, the array is not masked.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {KINDS}, without a mask")
@@ -174,18 +172,12 @@ class NumPy(Framework):
             original = layout.Region(array.ctypes.data, *by_bytes, 1)
             with memory.allocating(name, array.nbytes):
                 array = np.array(array)
+        name_of_dtype = str(array.dtype) if array.dtype.isnative else array.dtype.str
         read_only = "a read-only array; allowed: one that can be written"
-        return Opened(
-            array,
-            address_of(array),
-            array.shape,
-            array.strides,
-            array.itemsize,
-            1,
-            dtype or (str(array.dtype) if array.dtype.isnative else array.dtype.str),
-            None if array.flags.writeable else read_only,
-            original,
-        )
+        return OpenTensor(
+            array, address_of(array), array.shape, array.strides, array.itemsize, 1,
+            dtype or name_of_dtype, None if array.flags.writeable else read_only, original,
+        )  # fmt: skip
 
     def device(self, name: str, value: Any) -> str:
         return devices.CPU
@@ -240,7 +232,7 @@ class Torch(Framework):
         self._increment = torch.autograd.graph.increment_version
         COUNTED.update(self._plain)
 
-    def opened(self, name: str, value: Any, writing: bool) -> Opened:
+    def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         dispatch = self._torch.Tensor.__torch_dispatch__
         if type(value).__torch_dispatch__ is not dispatch:
             # Fake, distributed and other wrapping tensors have no memory of their own.
@@ -252,7 +244,7 @@ class Torch(Framework):
             if type(value) not in self._plain:  # a subclass may redefine data_ptr()
                 value = self._torch.Tensor.as_subclass(value, self._torch.Tensor)
         with suppress(RuntimeError):  # a batched tensor has no storage, and no address below
-            reason = self.lacking(value)
+            reason = self.shortage(value)
             if reason is not None:
                 raise ValueError(f"{name}: {reason}")
         tensor, original, size = value, None, value.itemsize
@@ -268,13 +260,13 @@ class Torch(Framework):
         except RuntimeError as error:
             address = str(error)
         shape, strides, dtype = value.shape, value.stride(), self._dtype_of(value)
-        return Opened(value, address, shape, strides, size, size, dtype, None, original)
+        return OpenTensor(value, address, shape, strides, size, size, dtype, None, original)
 
     def _dtype_of(self, value: Any) -> DType | str:
         """The tensor's dtype, or the name of one that no operator takes."""
         return self._from_torch.get(value.dtype) or str(value.dtype).removeprefix("torch.")
 
-    def lacking(self, value: Any) -> str | None:
+    def shortage(self, value: Any) -> str | None:
         """The message on a storage too small for the tensor's elements; None if it is not."""
         if 0 in value.shape:
             return None
@@ -282,7 +274,7 @@ class Torch(Framework):
         size: int = value.untyped_storage().nbytes()
         room = size - value.storage_offset() * value.itemsize
         needed = (last + 1) * value.itemsize
-        return None if room >= needed else memory.lacking(room, needed)
+        return None if room >= needed else memory.shortage(room, needed)
 
     def _check_strided(self, name: str, value: Any) -> None:
         if value.is_nested:
@@ -292,7 +284,7 @@ class Torch(Framework):
         if value.layout is not self._torch.strided:
             raise TypeError(f"{name}: a tensor with layout {value.layout}; allowed: torch.strided")
 
-    def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+    def spec_of(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
             dtype = self._dtype_of(value)
@@ -307,7 +299,7 @@ class Torch(Framework):
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
         new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
-        self._plainly(new)
+        self._check_type(new)
         if spec.nbytes >= pages.HUGE:
             pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
@@ -319,7 +311,7 @@ class Torch(Framework):
 
             def make(like: Any) -> Any:
                 new = empty_like(like)
-                return new if type(new) is tensor_type else self._plainly(new)
+                return new if type(new) is tensor_type else self._check_type(new)
 
             return make
         return super().maker(spec, device, alike)
@@ -352,18 +344,19 @@ class Torch(Framework):
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         options = {"dtype": self._to_torch[spec.dtype], "device": getattr(like, "device", device)}
-        return self._plainly(self._torch.empty_strided(spec.shape, spec.strides, **options))
+        return self._check_type(self._torch.empty_strided(spec.shape, spec.strides, **options))
 
     def bytes_on(self, device: str, size: int) -> Any:
         """A new tensor of ``size`` bytes on a GPU."""
-        return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
+        return self._check_type(self._torch.empty(size, dtype=self._torch.uint8, device=device))
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
         """A tensor with this spec over a DLPack producer's memory of bytes."""
-        flat = self._plainly(self._torch.from_dlpack(flat))
+        flat = self._check_type(self._torch.from_dlpack(flat))
         return flat.view(self._to_torch[spec.dtype]).as_strided(spec.shape, spec.strides)
 
-    def _plainly(self, new: Any) -> Any:
+    def _check_type(self, new: Any) -> Any:
+        """The new tensor; a TypeError if the mode that is active makes others than PyTorch's."""
         if type(new) is not self._torch.Tensor:
             raise TypeError(
                 f"new tensors are {type(new).__name__}s under the mode that is active; allowed: "
@@ -371,11 +364,8 @@ class Torch(Framework):
             )
         return new
 
-    def wrote(self, values: list[Any]) -> None:
-        """Count that these plain tensors were written to.
-
-        Autograd compares the counts to find out that a tensor it saved was overwritten.
-        """
+    def count_writes(self, values: list[Any]) -> None:
+        """Count that these tensors were written to, for :func:`count_writes`."""
         try:
             self._increment(values)
         except RuntimeError:
@@ -390,16 +380,16 @@ class DLPack(Framework):
     """Any object with ``__dlpack__``; its array namespace converts results to its own type."""
 
     name = "DLPack producer"
-    trusted = copies = False
+    is_known = False
 
-    def opened(self, name: str, value: Any, writing: bool) -> Opened:
+    def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         device = dlpack.device_of(name, value)
-        return dlpack.opened(name, value, device, self._stream(device))
+        return dlpack.open_tensor(name, value, device, self._stream(device))
 
-    def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+    def spec_of(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         device = dlpack.device_of(name, value)
         stream = dlpack.NO_STREAM if devices.is_cuda(device) else None
-        return dlpack.opened(name, value, device, stream).spec(name, allowed)
+        return dlpack.open_tensor(name, value, device, stream).spec(name, allowed)
 
     def _stream(self, device: str) -> int | None:
         """PyTorch's current stream, on which kernels are launched, in the protocol's terms."""
@@ -429,7 +419,7 @@ class DLPack(Framework):
         return torch.empty_on(spec, device, None)
 
     def result(self, value: Any, like: Any) -> Any:
-        return dlpack.give_back(value, like)
+        return dlpack.like_producer(value, like)
 
 
 #: The types of plain tensors whose writes are counted: PyTorch's, but for subclasses.
@@ -473,8 +463,11 @@ def of_torch() -> Torch:
     return Torch(torch)
 
 
-def written(values: Iterable[Any]) -> None:
-    """Tell PyTorch of those values that are plain tensors of its own that they were written to."""
+def count_writes(values: Iterable[Any]) -> None:
+    """Have PyTorch count that those of the values that are its own tensors were written to.
+
+    Autograd compares the counts to find out that a tensor it saved was overwritten.
+    """
     tensors = [value for value in values if type(value) in COUNTED]
     if tensors:
-        of_torch().wrote(tensors)
+        of_torch().count_writes(tensors)

@@ -265,7 +265,7 @@ def infiniopCreateTensorDescriptor(
         steps = _integers(name, "strides", strides, rank)
     kind = InfiniError.member(name, "dtype", infiniDtype_t, dtype)
     try:
-        TensorSpec(dims, "float64", layout.taken(dims, steps))  # of the largest elements
+        TensorSpec(dims, "float64", layout.used_strides(dims, steps))  # of the largest elements
     except ValueError as error:  # the tensor would exceed the address space
         raise InfiniError(INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
@@ -352,7 +352,9 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
-            name: TensorSpec(each.dims, each.dtype_name, layout.taken(each.dims, each.strides))
+            name: TensorSpec(
+                each.dims, each.dtype_name, layout.used_strides(each.dims, each.strides)
+            )
             for name, each in tensors.items()
         }
         # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
@@ -443,7 +445,7 @@ def infiniopBatchNormBackward(
             raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
         except Exception as error:
             raise InfiniError(INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
-        frameworks.written(values[name] for name in OUTPUTS)
+        frameworks.count_writes(values[name] for name in OUTPUTS)
 
     def refuse(message: str) -> NoReturn:
         raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, message)

@@ -58,7 +58,7 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     return tuple(dense)
 
 
-def taken(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+def used_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """The strides, with 1 for axes of one element, whose strides are never used."""
     return tuple([step if size != 1 else 1 for size, step in zip(shape, strides, strict=True)])
 

@@ -36,7 +36,7 @@ def allocating(what: str, size: int) -> Iterator[None]:
         raise _missing(what, size) from None
 
 
-def lacking(room: int, needed: int) -> str:
+def shortage(room: int, needed: int) -> str:
     """The message on a tensor whose memory is too small."""
     return (
         f"a storage of {max(room, 0)} bytes from the first element on; allowed: at least {needed}, "

@@ -86,21 +86,7 @@ def check(
         TypeError: a tensor without memory.
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
-    probes_inputs = not (call.framework.trusted or on_gpu)
-    tensors, addresses = call.tensors, call.addresses
-    # The first byte of each tensor, one past its last, its place and its address.
-    occupied: list[tuple[int, int, Place, int]] = []
-    for place, value, address in zip(inputs, tensors, addresses, strict=False):
-        if place is None or value is None:
-            continue
-        if on_gpu or not address:
-            place.check_address(value, address, on_gpu)
-        low, high = address + place.low, address + place.high
-        if probes_inputs:
-            reason = pages.unreadable(low, high)
-            if reason is not None:
-                raise ValueError(f"{place.name}: {reason}")
-        occupied.append((low, high, place, address))
+    probes_inputs = not (call.framework.is_known or on_gpu)
     opened = call.opened or ()
     unwritable = _newly_unwritable if call.opened is None else _unwritable
     # The original memory of inputs that were copied to be read: writing to it would change them.
@@ -115,26 +101,35 @@ def check(
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
-    for index, place in enumerate(outputs, len(inputs)):
-        value, address = tensors[index], addresses[index]
+    # The first byte of each tensor, one past its last, its place and its address.
+    occupied: list[tuple[int, int, Place, int]] = []
+    tensors = zip((*inputs, *outputs), call.tensors, call.addresses, strict=False)
+    for index, (place, value, address) in enumerate(tensors):
         if place is None or value is None:
             continue
         if on_gpu or not address:
             place.check_address(value, address, on_gpu)
-        each = opened[index] if opened else None
-        reason = each.read_only if each is not None else None
-        # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that the
-        # framework did not allocate.
         low, high = address + place.low, address + place.high
-        if reason is None and not on_gpu:
-            reason = unwritable(value, low, high)
+        is_output = index >= len(inputs)
+        reason = None
+        if not is_output:
+            if probes_inputs:
+                reason = pages.unreadable(low, high)
+        else:
+            each = opened[index] if opened else None
+            reason = None if each is None else each.read_only
+            # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that
+            # the framework did not allocate.
+            if reason is None and not on_gpu:
+                reason = unwritable(value, low, high)
         if reason is not None:
             raise ValueError(f"{place.name}: {reason}")
-        for first, end, other, elsewhere in occupied:
-            if first < high and low < end and place.overlaps(address, other, elsewhere):
-                raise _shares(place.name, other.name, place.in_place)
-        if copied:
-            check_copied(place.name, place.spec.region(address))
+        if is_output:
+            for first, end, other, elsewhere in occupied:
+                if first < high and low < end and place.overlaps(address, other, elsewhere):
+                    raise _shares(place.name, other.name, place.in_place)
+            if copied:
+                check_copied(place.name, place.spec.region(address))
         occupied.append((low, high, place, address))
     if workspace is not None:
         region, owner = workspace
@@ -149,7 +144,7 @@ def check(
         check_copied("workspace", region)
 
 
-#: Tensors and workspaces that were found writable, by their identities and bounds, for as long as
+#: Tensors and workspaces that can be written, by their identities and bounds, for as long as
 #: they live. To ask the system takes a microsecond, and 30 ns for each page.
 _writable: WeakValueDictionary[tuple[int, int, int], Any] = WeakValueDictionary()
 
@@ -160,7 +155,7 @@ def _unwritable(owner: Any, first: int, end: int) -> str | None:
 
 
 def _newly_unwritable(owner: Any, first: int, end: int) -> str | None:
-    """As :func:`_unwritable`, but None for memory that was found writable before."""
+    """As :func:`_unwritable`, but only once for each tensor or workspace that can be written."""
     key = id(owner), first, end
     if _writable.get(key) is owner:
         return None

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from operator import gt, itemgetter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, views
 from .arguments import Arguments, out_entries, out_tuple
@@ -32,8 +32,8 @@ _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
 #: The bytes of a workspace up to which a plan on the CPU keeps it for its next run.
-KEPT = 4096
-#: The number of plans that are kept; a training loop needs one for each layer's shape.
+SPARE_BYTES = 4096
+#: The number of plans in the cache; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
 
 
@@ -72,37 +72,37 @@ class Plan:
     ) -> None:
         """Prepare the operator for specs that :func:`.contract.check` accepts.
 
-        ``outputs`` are the specs of all wanted outputs. ``names`` are other names of inputs and
+        ``outputs`` are the specs of the outputs to compute. ``names`` are other names of inputs and
         outputs, which :meth:`run` uses in its messages. ``read_next`` is as in
         :class:`.problem.Problem`.
         """
         names = names or {}
-        present = contract.counted(operator, options, specs)
+        present = contract.present_inputs(operator, options, specs)
         self.name = operator.name
         self.device = device
         self._on_gpu = device != devices.CPU
         self._operator = operator
         self._names = operator.names
         self._expected = tuple(map(specs.get, self._names))
-        self._wanted = operator.outputs(options)
-        self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
+        self._results = operator.outputs(options)
+        self.output_specs = tuple([outputs.get(output.name) for output in self._results])
         self._backend = backend = choice.of(device)
         problem = views.problem(operator, options, present, outputs, read_next)
         schedule: Any = backend.build(problem)
         self._schedule = schedule
         self._computes = backend.computes(schedule)
-        self.workspace_size = self._schedule.workspace_size
+        self.workspace_size = schedule.workspace_size
         self.runner: Any = None
-        #: Workspaces that no run has at the moment, and whether they are kept: to make one takes a
-        #: tenth of a small call.
+        #: Workspaces that no run has at the moment, and whether a run leaves its own there: to make
+        #: one takes a tenth of a small call.
         self._spare: list[tuple[int, Any, Any]] = []
-        self._keeps = self.workspace_size <= KEPT and device == devices.CPU
+        self._leaves_spare = self.workspace_size <= SPARE_BYTES and device == devices.CPU
         #: The signatures of earlier runs, whose tensors fitted the plan.
-        self._known: dict[Hashable, None] = {}
+        self._signatures: dict[Hashable, None] = {}
         self._makers: dict[Framework, list[_Maker]] = {}
         self._roles = operator.roles(options)
         self._present = present
-        self._shown = names
+        self._titles = names
         self._unread = problem.input_is_grad_out
 
     @cached_property
@@ -117,7 +117,7 @@ class Plan:
             role: int | None = self._roles.get(name) if name in self._present else None
             if role is None or (role is Role.INPUT and self._unread):
                 role = next(others)
-            inputs.append(Place(role, self._shown.get(name, name), spec, *spec.reach))
+            inputs.append(Place(role, self._titles.get(name, name), spec, *spec.reach))
         return tuple(inputs)
 
     @cached_property
@@ -128,13 +128,13 @@ class Plan:
             if spec is None
             else Place(
                 int(self._roles[output.name]),
-                self._shown.get(output.name) or self._operator.out_name(index, output),
+                self._titles.get(output.name) or self._operator.out_name(index, output),
                 spec,
                 *spec.reach,
-                [self._shown.get(name, name) for name in output.in_place],
+                [self._titles.get(name, name) for name in output.in_place],
             )
             for index, (output, spec) in enumerate(
-                zip(self._wanted, self.output_specs, strict=True)
+                zip(self._results, self.output_specs, strict=True)
             )
         )
 
@@ -181,14 +181,18 @@ class Plan:
             tensors = self._in_order(tensors, named)
         outputs = out_tuple(self._operator, out)
         snapshot = _snapshot(tensors, outputs)
-        if snapshot is not None and snapshot.signature in self._known and self._holds(snapshot):
+        if (
+            snapshot is not None
+            and snapshot.signature in self._signatures
+            and self._holds(snapshot)
+        ):
             return self.run_checked(snapshot, workspace)
-        outputs = out_entries(self._wanted, outputs)
-        arguments = Arguments(self._operator, self._wanted, tensors, outputs)
+        outputs = out_entries(self._results, outputs)
+        arguments = Arguments(self._operator, self._results, tensors, outputs)
         self._compare(arguments)
         result = self.run_checked(arguments, workspace)
         if snapshot is not None and arguments.is_plain:
-            keep(self._known, snapshot.signature, None)
+            keep(self._signatures, snapshot.signature, None)
         return result
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -199,20 +203,16 @@ class Plan:
         """
         names = self._names
         values = {**dict(zip(names, tensors, strict=False)), **named} if tensors else named
-        if len(values) < len(tensors) + len(named) or not values.keys() <= {*names}:
-            self._refuse(tensors, named)
-        return tuple(map(values.get, names))
-
-    def _refuse(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> NoReturn:
-        """Raise the TypeError of :meth:`_in_order`."""
-        names, allowed = self._names, ", ".join(self._names)
         if len(tensors) > len(names):
-            raise TypeError(f"run: {len(tensors)} tensors; allowed: {allowed}")
-        for name in named:
-            if name not in names:
-                raise TypeError(f"{name}: no tensor of {self.name}; allowed: {allowed}")
-        name = next(name for name in names[: len(tensors)] if name in named)
-        raise TypeError(f"{name}: given twice, by position and by name")
+            raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
+        if len(values) < len(tensors) + len(named) or not values.keys() <= {*names}:
+            for name in named:
+                if name not in names:
+                    allowed = ", ".join(names)
+                    raise TypeError(f"{name}: no tensor of {self.name}; allowed: {allowed}")
+            name = next(name for name in names[: len(tensors)] if name in named)
+            raise TypeError(f"{name}: given twice, by position and by name")
+        return tuple(map(values.get, names))
 
     def _compare(self, arguments: Arguments) -> None:
         """Raise a ValueError if a tensor differs from the plan's device or specs."""
@@ -222,18 +222,19 @@ class Plan:
                 "the plan"
             )
         specs = arguments.specs
-        for name, expected in zip(self._names, self._expected, strict=True):
-            spec = specs[name]
+        tensors = [
+            (name, specs[name], expected)
+            for name, expected in zip(self._names, self._expected, strict=True)
+        ]
+        tensors += [
+            (place.name, specs[output.name], place.spec)
+            for output, place in zip(self._results, self.outputs, strict=True)
+            if place is not None and specs[output.name] is not None
+        ]
+        for name, spec, expected in tensors:
             if not _fits(spec, expected):
                 raise ValueError(
                     f"{name}: {_describe(spec)}; allowed: {_describe(expected)}, as in the plan"
-                )
-        for output, place in zip(self._wanted, self.outputs, strict=True):
-            spec = specs[output.name]
-            if spec is not None and place is not None and not _fits(spec, place.spec):
-                raise ValueError(
-                    f"{place.name}: {_describe(spec)}; allowed: {_describe(place.spec)}, as in the "
-                    "plan"
                 )
 
     @cached_property
@@ -281,15 +282,15 @@ class Plan:
                 try:
                     results[index] = new = make(call.like if like is None else call.tensors[like])
                 except (MemoryError, RuntimeError):
-                    with memory.allocating(self._wanted[index].name, place.spec.nbytes):
+                    with memory.allocating(self._results[index].name, place.spec.nbytes):
                         raise
                 addresses[first + index] = frameworks.address_of(new)
         self._compute(addresses)
-        if self._keeps and region is None:
+        if self._leaves_spare and region is None:
             self._spare.append(scratch_memory)
 
         if counts and True in is_given:
-            frameworks.written(compress(call.tensors[first:], is_given))
+            frameworks.count_writes(compress(call.tensors[first:], is_given))
         if call.opened:
             for index, *_ in makers:
                 if not is_given[index]:
@@ -323,15 +324,10 @@ class Plan:
         """Whether no two tensors, nor the workspace, overlap between their first and last bytes."""
         spans = [(addresses[at] + low, addresses[at] + high) for at, low, high in self._reaches]
         if region is not None:
-            space = region[0]
-            spans.append((space.address, space.address + space.shape[0]))
+            start = region[0].address
+            spans.append((start, start + region[0].shape[0]))
         spans.sort()
-        reached = 0
-        for first, end in spans:
-            if first < reached:
-                return False
-            reached = end
-        return True
+        return all(end <= first for (_, end), (first, _) in pairwise(spans))
 
     @cached_property
     def _reaches(self) -> tuple[tuple[int, int, int], ...]:
@@ -356,7 +352,7 @@ class Plan:
         makers = []
         for index, place in enumerate(self.outputs):
             if place is not None:
-                alike = framework.copies and place.spec in self._expected
+                alike = framework.is_known and place.spec in self._expected
                 like = self._expected.index(place.spec) if alike else None
                 make = framework.maker(place.spec, self.device, alike)
                 makers.append((index, place, make, like))

@@ -91,8 +91,8 @@ class Problem(NamedTuple):
     """The description of one call's arithmetic, which depends on specs and options but not on data.
 
     At most one of ``forward``, ``constant``, ``grouped`` and ``gathers`` is true. If none is, the
-    problem is batch norm's gradient in training: dx from sums that are computed or given (see
-    ``given_sums``), or, where the result is None, the sums alone.
+    problem is batch norm's gradient in training: dx from sums that are computed or inputs (see
+    ``takes_sums``), or, where the result is None, the sums alone.
 
     Attributes:
         grad_out, input, result: the dtypes of the data tensors dy, x, and dx or y; the result's is
@@ -192,8 +192,8 @@ class Problem(NamedTuple):
         return self.inner.size * prod(axis.size for axis in self.outer[self.outer_rows :])
 
     @property
-    def given_sums(self) -> bool:
-        """Whether Σdy and Σdy·(x − μ), over all ranks, are given rather than computed."""
+    def takes_sums(self) -> bool:
+        """Whether Σdy and Σdy·(x − μ), over all ranks, are inputs rather than computed."""
         return Role.SUM_DY in self.vectors
 
     @property
@@ -201,7 +201,7 @@ class Problem(NamedTuple):
         """Whether dx or y depends on sums that are computed from dy and x."""
         if self.result is None:
             return False
-        return self.missing_invstd if self.forward else not (self.constant or self.given_sums)
+        return self.missing_invstd if self.forward else not (self.constant or self.takes_sums)
 
     @property
     def needs_sums(self) -> bool:

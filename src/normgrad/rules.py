@@ -262,7 +262,9 @@ def elements(*sizes: str) -> Rule:
 
 def _not_contiguous(tensor: Tensor, call: Call) -> Broken:
     dims, expected = tensor.dims, layout.contiguous_strides(tensor.dims)
-    if 0 in dims or layout.taken(dims, tensor.strides) == layout.taken(dims, expected):
+    if 0 in dims or layout.used_strides(dims, tensor.strides) == layout.used_strides(
+        dims, expected
+    ):
         return None
     return f"strides {tensor.strides}", f"{expected}"
 

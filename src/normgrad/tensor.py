@@ -115,7 +115,7 @@ class TensorSpec:
         return layout.Region(address, self.shape, self.strides, self.dtype.itemsize)
 
 
-class Opened(NamedTuple):
+class OpenTensor(NamedTuple):
     """A tensor of any framework and dtype, in the form in which its memory is read and written.
 
     Attributes:
@@ -167,10 +167,12 @@ class Opened(NamedTuple):
         """The bytes of all elements; None if they are not contiguous."""
         size = math.prod(self.shape) * self.itemsize
         dense = [step * self.itemsize for step in layout.contiguous_strides(self.shape)]
-        follow = layout.taken(self.shape, self.steps) == layout.taken(self.shape, dense)
+        follow = layout.used_strides(self.shape, self.steps) == layout.used_strides(
+            self.shape, dense
+        )
         return size if follow or not size else None
 
-    def located(self, name: str) -> int:
+    def address_for(self, name: str) -> int:
         """The address of the first element.
 
         Raises:

@@ -61,7 +61,7 @@ def problem(
         inner=ONE,
         vectors=vectors,
         forward=forward,
-        constant=not forward and (operator.has_constant_statistics or not options.training),
+        constant=not (forward or options.training),
         grouped=not forward and operator.statistics is not Kind.CHANNEL,
         by_row=operator.statistics is Kind.ROW,
         centred=operator.is_centred,
@@ -98,7 +98,7 @@ def _by_channel(
     """The problem with the axes of batch and group norm: each channel has its own parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
-    channel = axes.pop(contract.axis_of(options, data))
+    channel = axes.pop(contract.axis_of(options, data.rank))
     sets = axes.pop(0) if grouped else ONE
     channels = channel.size
     per_group = channels // options.num_groups if grouped else 1

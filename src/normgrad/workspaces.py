@@ -74,7 +74,7 @@ class Memory(NamedTuple):
                 moved = (
                     owner.data_ptr() != self.address
                     or owner.nbytes != self.nbytes
-                    or frameworks.of_torch().lacking(owner) is not None
+                    or frameworks.of_torch().shortage(owner) is not None
                 )
         return "its memory was moved" if moved else None
 
@@ -122,11 +122,11 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
     where = framework.device(name, value)
     if where != device:
         raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
-    opened = framework.opened(name, value, writing=True)
+    opened = framework.open(name, value, writing=True)
     size = opened.contiguous_bytes
     if size is None:
         raise ValueError(f"{name}: not contiguous; allowed: {allowed}")
-    address = opened.located(name)
+    address = opened.address_for(name)
     if opened.read_only is not None:
         raise ValueError(f"{name}: {opened.read_only}")
     return Memory(address, size, opened.tensor, True)
@@ -156,11 +156,11 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
             raise ValueError(f"{name}: on device {device}; allowed: cpu")
         opened = None
         with suppress(TypeError):
-            opened = framework.opened(name, value, writing=True)
+            opened = framework.open(name, value, writing=True)
         size = None if opened is None else opened.contiguous_bytes
         if opened is None or size is None:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
-        return Memory(opened.located(name), size, opened.tensor, True)
+        return Memory(opened.address_for(name), size, opened.tensor, True)
     try:
         if isinstance(value, np.ndarray):  # arrays of some dtypes have no memoryview
             array = np.asarray(value)

@@ -180,7 +180,7 @@ import sys, numpy as np
 from normgrad import frameworks
 x = np.ones(3)
 before = set(sys.modules)
-frameworks.of("x", x).opened("x", x, False)
+frameworks.of("x", x).open("x", x, False)
 print(set(sys.modules) - before)
 """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")

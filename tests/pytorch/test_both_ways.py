@@ -17,10 +17,10 @@ torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
 from normgrad import cache, notices, torch_build  # noqa: E402
+from normgrad.backends import NativeSchedule  # noqa: E402
 from normgrad.backends.cpu.runtime import Runner  # noqa: E402
 from normgrad.backends.triton import cuda_driver  # noqa: E402
 from normgrad.compilers import BuildError  # noqa: E402
-from normgrad.described import Described  # noqa: E402
 from normgrad.problem import WORKSPACE, Role  # noqa: E402
 from normgrad.settings import SettingError  # noqa: E402
 from normgrad.torch import extension  # noqa: E402
@@ -218,8 +218,8 @@ def test_launches_of_a_gpu_s_kernels(monkeypatch):
         )
         row[cuda_driver.CONSTANTS : cuda_driver.CONSTANTS + len(constants)] = constants
     address = ctypes.cast(launch, ctypes.c_void_p).value
-    described = Described(np.zeros(0, np.int64), steps, launch=address)
-    monkeypatch.setattr(Runner, "described", lambda runner: described)
+    launches = NativeSchedule(np.zeros(0, np.int64), steps, launch=address)
+    monkeypatch.setattr(Runner, "native", lambda runner: launches)
     call = torch.ops.normgrad.native_layer_norm.default
     x, w, b = torch.randn(3, 11, 13), torch.randn(13), torch.randn(13)
     expected = call(x, [13], w, b, 1e-5)

@@ -169,7 +169,7 @@ class aclTensor:
     def __post_init__(self, nbytes: int | None) -> None:
         self.dtype_name = _NAMES[self.data_type]
         self.format_name = _FORMAT_NAMES[self.format]
-        self.steps = layout.taken(self.dims, self.strides)
+        self.steps = layout.used_strides(self.dims, self.strides)
         self.given_offset = self.offset
         self.problem = self._find_problem(nbytes)
         self.signature = _signature(
@@ -225,7 +225,7 @@ class aclTensor:
 
     def wrote(self) -> None:
         """Tell the memory's framework that the memory was written to."""
-        frameworks.written((self.memory.owner,))
+        frameworks.count_writes((self.memory.owner,))
 
     def __repr__(self) -> str:
         return (
@@ -308,9 +308,9 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     device = framework.device("array", array)
     if device != "cpu":
         raise ValueError(f"array: on device {device}; allowed: cpu")
-    if not framework.trusted:
+    if not framework.is_known:
         raise TypeError(f"array: a {type(array).__name__}; allowed: an array or a tensor")
-    opened = framework.opened("array", array, writing=True)
+    opened = framework.open("array", array, writing=True)
     itemsize, steps = opened.itemsize, opened.steps
     if any(step % itemsize for step in steps):
         raise ValueError(f"array: strides {steps}; allowed: multiples of {itemsize}")
@@ -322,7 +322,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     order = AclnnError.member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
     nbytes, writeable = prod(dims) * itemsize, opened.read_only is None
-    found = Memory(opened.located("array"), nbytes, opened.tensor, writeable)
+    found = Memory(opened.address_for("array"), nbytes, opened.tensor, writeable)
     return aclTensor(dims, data_type, strides, 0, order, dims, found, None)
 
 

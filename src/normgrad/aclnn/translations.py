@@ -110,7 +110,7 @@ class Translation:
         # CANN's contract allows negative numbers and NaN, and so the formula's result.
         options = operator.read_options(**named)._replace(eps=real("eps", eps))
         outputs = zip(operator.outputs(options), self.outputs, strict=True)
-        results = tuple(theirs if ours.wanted else "" for ours, theirs in outputs)
+        results = tuple(theirs if ours.is_wanted else "" for ours, theirs in outputs)
         return Form(operator, options, results)
 
 

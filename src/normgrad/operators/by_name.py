@@ -118,4 +118,4 @@ def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
     if value is None or isinstance(value, TensorSpec):
         return value
     with naming(name):
-        return frameworks.of(name, value).described(name, value, kind.dtypes)
+        return frameworks.of(name, value).spec_of(name, value, kind.dtypes)

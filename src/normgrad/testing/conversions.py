@@ -106,7 +106,7 @@ def to_array(value: Any) -> Array:
         from torch import from_dlpack
 
         return to_array(from_dlpack(value))
-    opened = frameworks.of("the result", value).opened("the result", value, writing=False)
+    opened = frameworks.of("the result", value).open("the result", value, writing=False)
     spec = opened.spec("the result", dtypes.FLOATS)
     assert isinstance(opened.address, int)  # that of a tensor which can be read
     kind = spec.dtype.numpy

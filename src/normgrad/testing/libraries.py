@@ -349,7 +349,7 @@ class LibraryCase(Case, ABC):
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
         for output in call.outputs:
             name, out = self.names[output.name], call.first_out
-            if not (output.wanted or all_outputs):
+            if not (output.is_wanted or all_outputs):
                 continue
             if output.kind is not Kind.DATA:
                 vector = np.full(data.shape[self.channel_axis], np.nan, parameters.dtype)
@@ -359,7 +359,7 @@ class LibraryCase(Case, ABC):
             else:
                 new = np.full(data.shape, np.nan, data.dtype) if out is None else out
                 arrays[name] = guarded(new)
-        return arrays, tuple(self.names[each.name] for each in call.outputs if each.wanted)
+        return arrays, tuple(self.names[each.name] for each in call.outputs if each.is_wanted)
 
     @abstractmethod
     def _vector_out(self, name: str, values: Array) -> Array:

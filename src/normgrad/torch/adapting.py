@@ -159,8 +159,13 @@ def _keys(kind: type[Module]) -> set[type[Module] | str]:
 
 def _functions_named(kind: type[Module]) -> set[str]:
     """PyTorch's functions of norms that the code of a class's ``forward`` names."""
-    code: Any = getattr(inspect.unwrap(kind.forward), "__code__", None)
-    return _NAMES & {*code.co_names, *code.co_freevars} if code else set()
+    return _NAMES & _names_in(kind.forward)
+
+
+def _names_in(function: Any) -> set[str]:
+    """The names that a function's code refers to."""
+    code: Any = getattr(inspect.unwrap(function), "__code__", None)
+    return {*code.co_names, *code.co_freevars} if code else set()
 
 
 @cache
@@ -186,9 +191,8 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
             continue
         if _functions_named(cls):
             return _adapted(theirs, LAYERS[base], _by_mode(theirs))
-        code: Any = getattr(inspect.unwrap(cls.__dict__["forward"]), "__code__", None)
-        names = {*code.co_names, *code.co_freevars} if code else set()
-        if not {"__class__", "forward"} <= names:  # the names that super().forward uses
+        # The names that super().forward uses:
+        if not {"__class__", "forward"} <= _names_in(cls.__dict__["forward"]):
             return _OF_ITS_OWN
     return _adapted(theirs, LAYERS[base])
 

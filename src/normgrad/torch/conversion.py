@@ -68,7 +68,7 @@ def _report(named_layers: Iterable[tuple[str, Module]]) -> Conversion:
     left = {}
     for name, layer in named_layers:
         if isinstance(layer, Ours):
-            layers[name_of(stock_class(layer) or type(layer))] += 1
+            layers[stock_name(layer)] += 1
         elif is_norm(layer):
             why = class_of(layer)
             reason = why if isinstance(why, str) else "not converted yet"
@@ -110,18 +110,16 @@ def convert(module: Model, only: Only | Iterable[Only] | None = None) -> Model:
     def kind_for(layer: Module) -> type[Module] | None:
         if isinstance(layer, Ours) or not (selection is None or id(layer) in selection):
             return None
-        replacement = class_of(layer)
-        return None if isinstance(replacement, str) else replacement
+        kind = class_of(layer)
+        return None if isinstance(kind, str) else kind
 
-    model = _replaced(module, kind_for)
+    model = _replace(module, kind_for)
     _tell_opacus(model)
-    ours = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Ours))
-    theirs = (
+    report = _report(
         (name, layer)
         for name, layer in model.named_modules()
-        if selection is None or id(layer) in selection
+        if selection is None or id(layer) in selection or isinstance(layer, Ours)
     )
-    report = _report(dict((*theirs, *ours)).items())
     if report.left or not report.layers:
         outcome = "left norm layers as they were" if report.left else "converted nothing"
         warnings.warn(f"normgrad.torch.convert {outcome}: {report}", stacklevel=2)
@@ -174,13 +172,18 @@ def revert(module: Model) -> Model:
         TypeError: as for :func:`convert`.
     """
     check_module(module)
-    return _replaced(module, stock_class)
+    return _replace(module, stock_class)
 
 
 def stock_class(layer: Module) -> type[Module] | None:
     """The class that a layer's class replaces, if it replaces one."""
-    replaced: type[Module] | None = vars(type(layer)).get("replaces")
-    return replaced
+    stock: type[Module] | None = vars(type(layer)).get("replaces")
+    return stock
+
+
+def stock_name(layer: Module) -> str:
+    """The name of the class that a layer's class replaces, or else of its own."""
+    return name_of(stock_class(layer) or type(layer))
 
 
 def convert_sync_batchnorm(module: Model, process_group: Any = None) -> Model:
@@ -226,7 +229,7 @@ def convert_sync_batchnorm(module: Model, process_group: Any = None) -> Model:
     group = collectives.default_group() if process_group is None else process_group
     if group is not None:
         _check_ranks_agree(norms, group)
-    model = _replaced(module, lambda layer: nn.SyncBatchNorm if _is_batch_norm(layer) else None)
+    model = _replace(module, lambda layer: nn.SyncBatchNorm if _is_batch_norm(layer) else None)
     for layer in model.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             layer.join(process_group)
@@ -272,7 +275,7 @@ def check_module(module: Module) -> None:
             )
 
 
-def _replaced(module: Model, kind_for: Callable[[Module], type[Module] | None]) -> Model:
+def _replace(module: Model, kind_for: Callable[[Module], type[Module] | None]) -> Model:
     """Replace the layers for which ``kind_for`` returns a new class, and return the module.
 
     If the module itself is such a layer, the new layer is returned. A layer that occurs in several
@@ -329,7 +332,7 @@ def _tell_opacus(module: Module) -> None:
                 table.setdefault(type(layer), table[stock])
 
 
-def _refused(is_qat: bool, *layers: Module) -> None:
+def _refuse_fusion(is_qat: bool, *layers: Module) -> None:
     kinds = ", ".join(type(layer).__name__ for layer in layers)
     raise TypeError(
         f"torch.ao.quantization: {kinds} to be fused, of which some are normgrad's; allowed: "
@@ -342,4 +345,4 @@ def _refused(is_qat: bool, *layers: Module) -> None:
 _fusing = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
 _fusers: dict[Any, Any] = getattr(_fusing, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", {})
 for _kinds in list(_fusers):
-    _fusers.setdefault(tuple(LAYERS.get(kind, kind) for kind in _kinds), _refused)
+    _fusers.setdefault(tuple(LAYERS.get(kind, kind) for kind in _kinds), _refuse_fusion)

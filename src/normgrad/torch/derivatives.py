@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .kernels import wide
+from .schemas import overload
 
 
 class Normalisation:
@@ -120,11 +121,8 @@ class Normalisation:
         return moved
 
     def gradients(self, grad_out: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The norm's gradients."""
-        dy = self._data(grad_out)
-        to_input = self._invstd * self._project(self._weighted(weight, dy))
-        to_weight = self._channel_sum(dy * self._normalised)
-        return to_input, to_weight, self._channel_sum(dy)
+        """The norm's gradients, which are linear in grad_out."""
+        return self.gradients_jvp(grad_out, weight, grad_out, None, None)
 
     def gradients_jvp(
         self,
@@ -196,7 +194,7 @@ class SynchronisedNormalisation(Normalisation):
 
     def _mean(self, values: Tensor) -> Tensor:
         local = values.sum(self._set_axes, keepdim=True)
-        total: Tensor = torch.ops.normgrad.all_reduce_sum(local, self._group_name)
+        total: Tensor = overload("all_reduce_sum")(local, self._group_name)
         return total / self._count
 
 

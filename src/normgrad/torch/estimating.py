@@ -14,10 +14,9 @@ from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from ..bench import timing
-from .adapting import name_of
-from .conversion import Conversion, check_module, convert, converted, revert, stock_class
+from .conversion import Conversion, check_module, convert, converted, revert, stock_name
 from .nn import Ours
-from .warming import copy_of, like
+from .warming import copy_of, differentiable, like
 
 #: For how long, in seconds, the steps take turns, and the two layers of each kind of call.
 STEP_SECONDS, LAYER_SECONDS = 3.0, 0.1
@@ -172,8 +171,7 @@ def _step(model: Module, call: Callable[[], Any]) -> None:
         return
     model.zero_grad()
     with torch.enable_grad():
-        results = pytree.tree_leaves(call())
-        outputs = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
+        outputs = differentiable(call())
         if not outputs:
             raise ValueError(
                 "module: no result requires gradients; allowed in training mode: one that does; "
@@ -249,7 +247,7 @@ def _timed_layers(
     for name, layer in ours.named_modules():
         if isinstance(layer, Ours):
             pair = stock.get_submodule(name), layer
-            hook = hook_for(pair, name_of(stock_class(layer) or type(layer)))
+            hook = hook_for(pair, stock_name(layer))
             handles.append(pair[0].register_forward_pre_hook(hook, with_kwargs=True))
     try:
         yield gains
@@ -272,11 +270,7 @@ def _call_of(layer: Module, args: Any, kwargs: Any) -> Callable[[], None]:
         return tensor.detach().requires_grad_(tensor.requires_grad)
 
     positional, keywords = pytree.tree_map_only(Tensor, own, (args, kwargs))
-    leaves = [
-        each
-        for each in (*pytree.tree_leaves((positional, keywords)), *layer.parameters())
-        if isinstance(each, Tensor) and each.requires_grad
-    ]
+    leaves = differentiable((positional, keywords, [*layer.parameters()]))
     grads: list[Tensor] = []
 
     def call() -> None:

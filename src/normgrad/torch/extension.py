@@ -135,16 +135,16 @@ def hand_over(
     runner = plan.runner
     if runner is None or not is_loaded() or not _state.library.normgrad_waits():
         return
-    described = runner.described()
-    if described is None:
+    native = runner.native()
+    if native is None:
         return
     slots = {place.name: place.slot for place in plan.inputs if place is not None}
     words = [
-        described.driver, described.parallel, described.launch, _stream_of(plan.device),
-        described.aligned, plan.workspace_size, plan.alignment, WORKSPACE, len(described.steps),
+        native.driver, native.parallel, native.launch, _stream_of(plan.device),
+        native.aligned, plan.workspace_size, plan.alignment, WORKSPACE, len(native.steps),
     ]  # fmt: skip
     slots_of = [slots.get(name, -1) for name in names]
-    for values in (described.block, described.steps.ravel(), slots_of):
+    for values in (native.block, native.steps.ravel(), slots_of):
         words += [len(values), *map(int, values)]
     words.append(len(results))
     for place, value in zip(plan.outputs, results, strict=True):
@@ -157,7 +157,7 @@ def hand_over(
             _DTYPES.index(value.dtype), value.nbytes, value.dim(), *value.shape, value.dim(),
             *value.stride(),
         ]  # fmt: skip
-    if described.parallel:
+    if native.parallel:
         _state.library.normgrad_use_team(*_team())
     table = np.array(words, np.int64)
     _state.library.normgrad_hand_over(table.ctypes.data, len(words))

@@ -131,10 +131,6 @@ _DTYPES = (
 _ROUNDINGS = 32
 
 
-#: The formulas of layers that were tried, by what their ``forward`` may depend on.
-_known: dict[Any, Formula | None] = {}
-
-
 def formula_of(layer: Module) -> Formula | None:
     """The formula that a layer computes, if it is one of normgrad's.
 
@@ -148,19 +144,22 @@ def formula_of(layer: Module) -> Formula | None:
     facts = {name: value for name, value in vars(layer).items() if name[0] != "_"}
     del facts["training"]
     key = (type(layer), *shapes, *layer._parameters, *facts.items())
-    if not all(type(value) in _PLAIN for value in facts.values()):
-        return _tried(layer)
-    if key not in _known:
-        _known[key] = _tried(layer)
-    return _known[key]
+    if not all(type(value) in _IMMUTABLE for value in facts.values()):
+        return _find_formula(layer)
+    if key not in _formulas:
+        _formulas[key] = _find_formula(layer)
+    return _formulas[key]
 
 
 #: The types of attributes that cannot change without being replaced.
-_PLAIN = (int, float, bool, str, torch.Size, torch.dtype, type(None))
+_IMMUTABLE = (int, float, bool, str, torch.Size, torch.dtype, type(None))
+#: The formulas of layers, by all that their ``forward`` may depend on.
+_formulas: dict[Any, Formula | None] = {}
 
 
-def _tried(layer: Module) -> Formula | None:
-    with _apart():
+def _find_formula(layer: Module) -> Formula | None:
+    """The formula that agrees with a layer in trials."""
+    with _trial_context():
         names = [_name(layer, names_of) for names_of in (WEIGHTS, BIASES, EPS)]
         tracked = RUNNING[0] in layer._buffers
         for formula in (Formula(*each[:4], *names) for each in FORMULAS):
@@ -170,7 +169,7 @@ def _tried(layer: Module) -> Formula | None:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _trial_context() -> Iterator[None]:
     """A context for trials: in no mode of the caller's, and with random numbers of their own."""
     with (
         torch.device("cpu"),
@@ -184,11 +183,11 @@ def _apart() -> Iterator[None]:
 
 def calls(layer: Module, functions: Container[Any]) -> bool:
     """Whether a layer's ``forward`` calls a function, as far as one call without options shows."""
-    if not set(layer._modules) <= {*CHILDREN}:
+    if not {*CHILDREN}.issuperset(layer._modules):
         return True  # a child's call might change it
     called = False
 
-    class Noting(TorchFunctionMode):
+    class Recorder(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -198,7 +197,7 @@ def calls(layer: Module, functions: Container[Any]) -> bool:
 
     copy = _copy(layer, torch.float32, torch.Generator())
     size = next((each.shape[0] for each in copy.parameters(False) if each.dim() == 1), 8)
-    with suppress(Exception), _apart(), Noting():
+    with suppress(Exception), _trial_context(), Recorder():
         type(layer).forward(copy, torch.ones(3, size, device="cpu"))
         return called
     return True  # it needs other arguments
@@ -290,8 +289,7 @@ def _agrees_once(copy: Any, x: Tensor, formula: Formula, with_gradients: bool) -
         return False
     pairs = [(theirs, ours)]
     if with_gradients:
-        leaves = (x, *copy._parameters.values())
-        leaves = tuple(each for each in leaves if each is not None)
+        leaves = [each for each in (x, *copy._parameters.values()) if each is not None]
         grad = torch.linspace(-1, 1, ours.numel(), dtype=ours.dtype).reshape(ours.shape)
         pairs += zip(*(torch.autograd.grad(y, leaves, grad) for y in (theirs, ours)), strict=True)
     precision = max(torch.finfo(dtype).eps for dtype in dtypes)

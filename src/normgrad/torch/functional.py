@@ -14,17 +14,15 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import contract, devices
 from . import collectives, layers, watching
-from .nodes import stored
+from .nodes import call_and_store
 
 
-def _computed(
-    function: Callable[..., Tensor], arguments: tuple[Any, ...], tensors: tuple[Any, ...]
-) -> Tensor:
+def _compute(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """Compute one of the functions below, or let a class or mode of PyTorch's handle the call."""
-    if has_torch_function(tensors) and not any(map(watching.has_rules, tensors)):
-        handled: Tensor = handle_torch_function(function, tensors, *arguments)
-        return handled
-    return layers.computed(function.__name__, arguments)
+    if has_torch_function(arguments) and not any(map(watching.has_rules, arguments)):
+        output: Tensor = handle_torch_function(function, arguments, *arguments)
+        return output
+    return layers.compute(function.__name__, arguments)
 
 
 def batch_norm(
@@ -53,7 +51,7 @@ def batch_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     arguments = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _computed(batch_norm, arguments, arguments[:5])
+    return _compute(batch_norm, *arguments)
 
 
 def cumulative_batch_norm(
@@ -71,7 +69,7 @@ def cumulative_batch_norm(
     this one, as a tensor of one integer.
     """
     arguments = (input, running_mean, running_var, weight, bias, batches, eps)
-    return _computed(cumulative_batch_norm, arguments, arguments[:6])
+    return _compute(cumulative_batch_norm, *arguments)
 
 
 def sync_batch_norm(
@@ -136,9 +134,9 @@ def sync_batch_norm(
     def store(results: Sequence[Tensor]) -> None:
         pairs = zip((running_mean, running_var), results[3:5], strict=True)
         updates = [(old, new) for old, new in pairs if old is not None]
-        layers.update([old for old, _ in updates], [new for _, new in updates], batches)
+        layers.update_running([old for old, _ in updates], [new for _, new in updates], batches)
 
-    output: Tensor = stored("sync_batch_norm", (*tensors, *choices), store)[0]
+    output: Tensor = call_and_store("sync_batch_norm", (*tensors, *choices), store)[0]
     return output
 
 
@@ -194,8 +192,7 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    arguments = (input, num_groups, weight, bias, eps)
-    return _computed(group_norm, arguments, (input, weight, bias))
+    return _compute(group_norm, input, num_groups, weight, bias, eps)
 
 
 def layer_norm(
@@ -219,8 +216,7 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    arguments = (input, normalized_shape, weight, bias, eps)
-    return _computed(layer_norm, arguments, (input, weight, bias))
+    return _compute(layer_norm, input, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -241,8 +237,7 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    arguments = (input, normalized_shape, weight, eps)
-    return _computed(rms_norm, arguments, (input, weight))
+    return _compute(rms_norm, input, normalized_shape, weight, eps)
 
 
 def instance_norm(
@@ -269,4 +264,4 @@ def instance_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     arguments = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    return _computed(instance_norm, arguments, arguments[:5])
+    return _compute(instance_norm, *arguments)

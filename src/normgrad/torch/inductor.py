@@ -19,7 +19,7 @@ from torch._prims_common import suggest_memory_format
 
 from ..contract import Kind
 from .kernels import FAKES, wide
-from .schemas import NAMESPACE, SCHEMAS
+from .schemas import SCHEMAS, overload
 
 aten = torch.ops.aten
 
@@ -85,7 +85,7 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
 
     def decomposed(*arguments: Any) -> Any:
         size: Any = arguments[0].numel()
-        kernel = getattr(getattr(torch.ops, NAMESPACE), kernel_name(name)).default
+        kernel = overload(kernel_name(name))
         is_small = isinstance(size, int) and size < SMALL
         if by_row and not is_small and arguments[0].device.type == "cpu":
             return kernel(*arguments)
@@ -126,7 +126,7 @@ def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
         if inductor is not None and hasattr(inductor, "fast_random_decomps"):
             for table in (inductor.decompositions, inductor.fast_random_decomps()):
                 for name, formula in DECOMPOSITIONS.items():
-                    table.setdefault(getattr(torch.ops.normgrad, name).default, formula)
+                    table.setdefault(overload(name), formula)
         return fake(*arguments, **more)
 
     return call

@@ -68,13 +68,9 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
         returned = call(
             operator, tuple(tensors.values()), out, choices, read_next=True, tell=plans.append
         )
-        results = (
-            (returned,)
-            if operator.out_is_tensor
-            else tuple(
-                absent_of(operator, tensors["input"]) if value is None else value
-                for value in returned
-            )
+        results = tuple(
+            absent_of(operator, tensors["input"]) if value is None else value
+            for value in ((returned,) if operator.out_is_tensor else returned)
         )
         extension.hand_over(plans[0], order, (), results)
         return results[0] if operator.out_is_tensor else results
@@ -95,23 +91,15 @@ def _fake(schema: Schema) -> Callable[..., Any]:
     operator = schema.operator
 
     def fake(*arguments: Any) -> Any:
-        """The results that the operator's declaration promises."""
         tensors, choices = schema.read(arguments)
         options = operator.read_options(**choices)
-        present = contract.counted(operator, options, tensors)
+        present = contract.present_inputs(operator, options, tensors)
         data = present["input"]
-        rows = data.dim() - len(options.normalized_shape)
-        shapes: dict[Kind, Any] = {
-            Kind.CHANNEL: data.shape[1:2],
-            Kind.GROUP: (*data.shape[:1], options.num_groups),
-            Kind.ROW: (*data.shape[:rows], *[1] * len(options.normalized_shape)),
-            Kind.POSITION: data.shape[rows:],
-            Kind.COUNT: (1,),
-        }
+        shapes = {**contract.shapes_of(operator, options, present), Kind.COUNT: (1,)}
         results = []
         for output in operator.outputs(options):
             source = next((present[name] for name in output.dtype_from if name in present), None)
-            if not output.wanted or source is None:
+            if not output.is_wanted or source is None:
                 results.append(absent_of(operator, data))
             elif output.kind is Kind.DATA:
                 other = None if operator.is_gradient else output_for(data)

@@ -26,7 +26,7 @@ from ..plans import call
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .kernels import absent_of
-from .schemas import NAMESPACE, SCHEMAS, Schema
+from .schemas import SCHEMAS, Schema, overload
 from .watching import has_rules, is_recorded, readable, unwatched
 
 any_requires_grad = torch._C._any_requires_grad
@@ -38,85 +38,80 @@ _WithoutSubclasses = torch._C.DisableTorchFunctionSubclass
 _FIRST = ("grad_out", "input", "weight")
 
 
-def operator(name: str) -> Any:
-    """The operator of ``torch.ops.normgrad`` with this name."""
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-def called(
+def call_schema(
     schema: Schema, values: Iterable[Any], store: Callable[[Sequence[Tensor]], None] | None = None
 ) -> Any:
     """Call a schema's operator with the values of its declaration's tensors, then its options.
 
     The last option of a declaration, the channel axis, is not an argument of PyTorch's. ``store``
-    is as in :func:`stored`.
+    is as in :func:`call_and_store`.
     """
     names = (*schema.operator.names, *schema.operator.options)
     arguments = schema.arguments_of(dict(zip(names, values, strict=False)))
-    return stored(schema.name, arguments, store)
+    if store is None:
+        return overload(schema.name)(*arguments)
+    return call_and_store(schema.name, arguments, store)
 
 
-def stored(
-    name: str, arguments: tuple[Any, ...], store: Callable[[Sequence[Tensor]], None] | None
+def call_and_store(
+    name: str, arguments: tuple[Any, ...], store: Callable[[Sequence[Tensor]], None]
 ) -> Any:
-    """Call an operator, and ``store``, if it is not None, with the results.
+    """Call an operator, and ``store`` with the results.
 
     Where the call is not recorded, that is before autograd saves tensors, since checkpointing ends
     a call while autograd saves them.
     """
-    if store is None or is_recorded():
-        results = operator(name)(*arguments)
-        if store is not None:
-            store(results)
+    if is_recorded():
+        results = overload(name)(*arguments)
+        store(results)
         return results
     results = _below_autograd(name, arguments)
     store(results)
-    return _attached(name, arguments, results)
+    return _attach_node(name, arguments, results)
 
 
 class Node(_SingleLevelFunction):
     """An autograd node for results that are already computed.
 
-    ``apply`` takes the tuple ``made`` of :meth:`forward`, then the tensors that have derivatives.
-    ``backward`` returns, and ``jvp`` takes, one entry for each of these arguments; that of ``made``
-    is None.
+    ``apply`` takes the tuple ``context`` of :meth:`forward`, then the tensors with derivatives.
+    ``backward`` returns, and ``jvp`` takes, an entry for each argument; the first entry is None.
 
     Attributes:
         tensors: the names of the arguments that have derivatives.
         constants, options: the names of the other tensors and other arguments that are saved.
         differentiable: how many of the results, from the first on, have derivatives.
-        saved: how many of the tensors, from the first on, are saved; None for all.
+        save_count: how many of the tensors, from the first on, are saved; None for all.
     """
 
     tensors: ClassVar[tuple[str, ...]]
     constants: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[int] = 1
-    saved: ClassVar[int | None] = None
+    save_count: ClassVar[int | None] = None
 
     #: Compiled autograd asks for it. Single-level functions lack what ``autograd.Function`` has.
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
     @classmethod
     def forward(
-        cls, ctx: Any, packed: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None
+        cls, ctx: Any, context: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None
     ) -> Any:
         """Save what the derivatives need, and return the results.
 
-        ``packed`` consists of the results, the constant tensors to save, the other values to save,
+        ``context`` consists of the results, the constant tensors to save, the other values to save,
         and the pair of modes (reverse, forward) in which gradients were enabled for the operator,
-        since neither is here. The fast path of :mod:`.functional`, whose only result is the output,
+        since neither is here. The fast path of :mod:`.layers`, whose only result is the output,
         never needs the pair, and has the tensors to save in its place. There no one else has the
         constants, and as an attribute they cost less.
         """
-        results, constants, ctx.choices, modes = packed
+        results, constants, ctx.choices, modes = context
         if isinstance(results, Tensor):
             ctx.constants = constants
             ctx.save_for_backward(*modes)
             return results
         ctx.constants, ctx.modes = (), modes
-        ctx.save_for_backward(*tensors[: cls.saved], *constants)
-        ctx.save_for_forward(*tensors[: cls.saved], *constants)
+        ctx.save_for_backward(*tensors[: cls.save_count], *constants)
+        ctx.save_for_forward(*tensors[: cls.save_count], *constants)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *[
@@ -157,7 +152,7 @@ def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(jvp)
-    def moved(ctx: Any, *tangents: Any) -> Any:
+    def wrapper(ctx: Any, *tangents: Any) -> Any:
         primals = [
             value if value is None else forward_ad.unpack_dual(value, level=0).primal
             for value in ctx.saved_tensors
@@ -166,7 +161,7 @@ def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
         with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(fwd_grad):
             return jvp(ctx, primals, *tangents)
 
-    return moved
+    return wrapper
 
 
 class Norm:
@@ -175,11 +170,11 @@ class Norm:
     Attributes:
         name: normgrad's name of the norm, which PyTorch's function has too.
         schema, gradient: the schemas of the two operators.
-        normalised: makes a Normalisation from the options that both operators have, the data and
+        normalisation: makes a Normalisation from the options that both operators have, the data and
             the statistics.
-        shared: takes those of the norm's options that the gradients' operator has too.
-        saved: takes those of the norm's tensors that PyTorch's layer saves. Of these, the gradients
-            depend on input and weight only; autograd raises an error if one of them has changed.
+        shared_options: takes those of the norm's options that the gradients' operator has too.
+        tensors_to_save: takes those of the norm's tensors that PyTorch's layer saves. Of these, the
+            gradients depend on input and weight only; autograd raises an error if one has changed.
         orders: for evaluation and for training, the place of each tensor of the gradients' operator
             in (grad_out, input, weight, the statistics, None).
         node, gradient_node: the classes of the two operators' autograd nodes.
@@ -189,32 +184,24 @@ class Norm:
         self,
         name: str,
         title: str,
-        normalised: Callable[..., Normalisation],
-        others: tuple[int, ...] = (),
+        normalisation: Callable[..., Normalisation],
+        saved: tuple[int, ...] = (),
+        shared: Any = itemgetter(slice(1)),
     ) -> None:
-        """Take the operator's name, the shown name of the node, and ``normalised``.
+        """Take the operator's name, the shown name of the node, and ``normalisation``.
 
-        ``others`` are the places of the tensors that are saved besides input and weight.
+        ``saved`` are the places of the tensors that are saved besides input and weight.
         """
-        self.saved = itemgetter(0, 1, *others)
+        self.tensors_to_save, self.shared_options = itemgetter(0, 1, *saved), shared
         self.schema, self.gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
-        self.name, self.normalised = self.schema.operator.name, normalised
-        options = self.gradient.operator.options
-        shared: list[Any] = [
-            index
-            for index, option in enumerate(self.schema.operator.options)
-            if option in options and option != "channel_axis"
-        ]
-        if len(shared) == 1:  # with a slice, itemgetter returns a tuple of one option
-            shared = [slice(shared[0], shared[0] + 1)]
-        self.shared = itemgetter(*shared)
-        inputs, self.orders = [*self.gradient.inputs], []
+        self.name, self.normalisation = self.schema.operator.name, normalisation
+        self.orders = []
         for training in (False, True):
             pool = (*_FIRST, *self.statistics((training,)))
-            places = [pool.index(name) if name in pool else -1 for name in inputs]
+            places = [pool.index(name) if name in pool else -1 for name in self.gradient.inputs]
             self.orders.append(places)
         node: Any = type(title, (Forward,), {"norm": self})
-        own = {"norm": self, "normalised": staticmethod(normalised)}
+        own = {"norm": self, "normalisation": staticmethod(normalisation)}
         self.gradient_node = type(f"{title}Backward", (Backward,), own)
         # PyTorch's own method looks for this function in every call, which takes 2 µs.
         node._backward_cls.apply = node.backward
@@ -239,7 +226,7 @@ class Norm:
         tensors, choices, mask = self.read_gradient(arguments)
         grad_out, data, weight = (tensors[name] for name in _FIRST)
         statistics = [tensors[name] for name in self.statistics(choices)]
-        gradients = self.normalised(choices, data, *statistics).gradients(grad_out, weight)
+        gradients = self.normalisation(choices, data, *statistics).gradients(grad_out, weight)
         # Those of group norm's parameters have an axis for the groups.
         others = [each.flatten() if self.name == "group_norm" else each for each in gradients[1:]]
         results = [gradients[0].reshape(data.shape), *others]
@@ -256,7 +243,7 @@ class Norm:
 class Forward(Node):
     """The node of a norm's forward pass."""
 
-    saved = 2
+    save_count = 2
     norm: ClassVar[Norm]
 
     @classmethod
@@ -265,7 +252,7 @@ class Forward(Node):
         tensors, choices = tuple(named_tensors.values()), tuple(options.values())
         # A later batch may update the running statistics in place.
         statistics = results[1:3] if choices[0] else clones(tensors[3:])
-        return tensors[:3], statistics, cls.norm.shared(choices)
+        return tensors[:3], statistics, cls.norm.shared_options(choices)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
@@ -283,7 +270,7 @@ class Forward(Node):
         if not torch.is_grad_enabled() and unwatched() and readable(*tensors):
             return None, *call(norm.gradient.operator, tensors, None, choices, read_next=True)
         with _WithoutSubclasses():
-            return None, *unmasked(called(norm.gradient, (*tensors, *choices)), mask)
+            return None, *unmasked(call_schema(norm.gradient, (*tensors, *choices)), mask)
 
     @staticmethod
     @of_primals
@@ -292,30 +279,30 @@ class Forward(Node):
         norm: Norm = ctx._forward_cls.norm
         data, gamma, *statistics = saved
         input, weight, *bias = tangents
-        normalised = norm.normalised(ctx.choices, data, *statistics)
-        moved = normalised.output_jvp(gamma, input, weight, *(bias or [None]))
-        return like(moved, data), *[None] * (len(norm.schema.operator.all_outputs) - 1)
+        normalisation = norm.normalisation(ctx.choices, data, *statistics)
+        product = normalisation.output_jvp(gamma, input, weight, *(bias or [None]))
+        return like(product, data), *[None] * (len(norm.schema.operator.all_outputs) - 1)
 
 
 class Gradients(Node):
     """The node of gradients, which have derivatives for grad_out, input and weight.
 
     Attributes:
-        normalised: makes a Normalisation from the saved options, the data and the statistics.
+        normalisation: makes a Normalisation from the saved options, the data and the statistics.
     """
 
     tensors = _FIRST
     differentiable = 3
-    normalised: ClassVar[Callable[..., Normalisation]]
+    normalisation: ClassVar[Callable[..., Normalisation]]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The vector-Jacobian products of the gradients."""
         node: type[Gradients] = ctx._forward_cls
         grad_out, input, weight, *statistics = ctx.saved_tensors
-        norm = node.normalised(ctx.choices[0], input, *statistics)
+        normalisation = node.normalisation(ctx.choices[0], input, *statistics)
         with _WithoutSubclasses():
-            products = norm.double_backward(grad_out, weight, *cotangents)
+            products = normalisation.double_backward(grad_out, weight, *cotangents)
             gradients = map(like, products, (grad_out, input, weight))
             return None, *unmasked(gradients, ctx.needs_input_grad[1:])
 
@@ -339,10 +326,11 @@ class Backward(Gradients):
         node: type[Backward] = ctx._forward_cls
         dy, data, gamma, *statistics = saved
         choices, forms = ctx.choices
-        moved = node.normalised(choices, data, *statistics).gradients_jvp(dy, gamma, *tangents)
+        normalisation = node.normalisation(choices, data, *statistics)
+        products = normalisation.gradients_jvp(dy, gamma, *tangents)
         return tuple(
             None if form is None else value.reshape(form[0]).to(form[1])
-            for value, form in zip(moved, forms, strict=False)
+            for value, form in zip(products, forms, strict=False)
         )
 
 
@@ -385,12 +373,12 @@ class BatchNormElemt(Node):
             # The output is affine in the input, so the gradient is the same operator applied to
             # grad_out, without mean and bias.
             zeros = torch.zeros_like(mean)
-            gradients[0] = operator("batch_norm_elemt")(
+            gradients[0] = overload("batch_norm_elemt")(
                 grad_out, weight, None, zeros, invstd, *ctx.choices
             )
         statistics = for_mean or for_invstd
         if statistics or for_weight or for_bias:
-            sum_dy, sum_dy_xmu, gradients[1], gradients[2] = operator("batch_norm_backward_reduce")(
+            sum_dy, sum_dy_xmu, gradients[1], gradients[2] = overload("batch_norm_backward_reduce")(
                 grad_out, input, mean, invstd, weight, statistics, for_weight, for_bias
             )
             if statistics:
@@ -403,18 +391,18 @@ class BatchNormElemt(Node):
 class AllReduceSum(Node):
     """The node of the sum over ranks, to which the values of each rank contribute."""
 
-    tensors, options, saved = ("values",), ("group_name",), 0
+    tensors, options, save_count = ("values",), ("group_name",), 0
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         """The sum over ranks of the gradients, since every rank's loss depends on these values."""
-        return None, operator("all_reduce_sum")(gradient, *ctx.choices)
+        return None, overload("all_reduce_sum")(gradient, *ctx.choices)
 
 
 class SyncBatchNorm(Node):
     """The node of synchronised batch norm's forward pass."""
 
-    tensors, options, saved = ("input", "weight", "bias"), ("group_name",), 2
+    tensors, options, save_count = ("input", "weight", "bias"), ("group_name",), 2
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
@@ -427,7 +415,7 @@ class SyncBatchNorm(Node):
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return (None,) * 4
-        gradients = operator("sync_batch_norm_backward")
+        gradients = overload("sync_batch_norm_backward")
         return None, *unmasked(gradients(grad_out, *ctx.saved_tensors, *ctx.choices, mask), mask)
 
 
@@ -435,14 +423,14 @@ class SyncBatchNormBackward(Gradients):
     """The node of synchronised batch norm's gradients."""
 
     constants, options = ("mean", "invstd", "count"), ("group_name",)
-    normalised = SynchronisedNormalisation
+    normalisation = SynchronisedNormalisation
 
 
 #: The norms by normgrad's names.
 NORMS = {
     norm.name: norm
     for norm in (
-        Norm("native_batch_norm", "BatchNorm", derivatives.of_channels, (3, 4)),
+        Norm("native_batch_norm", "BatchNorm", derivatives.of_channels, (3, 4), itemgetter(0, 2)),
         Norm("native_group_norm", "GroupNorm", derivatives.of_groups),
         Norm("native_layer_norm", "LayerNorm", derivatives.of_rows, (2,)),
         Norm("_fused_rms_norm", "RmsNorm", derivatives.by_squares),
@@ -471,14 +459,13 @@ NODES: dict[str, Any] = {
 
 def kernel(name: str) -> Callable[..., Any]:
     """An operator's kernel for the Autograd key, which attaches a node to results that need it."""
-
     norm = next((norm for norm in NORMS.values() if norm.gradient.name == name), None)
 
     def differentiable(*arguments: Any) -> Any:
         with _WithoutSubclasses():
             if norm is not None and has_rules(arguments[0]):
                 return norm.by_formula(arguments)
-            return _attached(name, arguments, _below_autograd(name, arguments))
+            return _attach_node(name, arguments, _below_autograd(name, arguments))
 
     return differentiable
 
@@ -486,10 +473,10 @@ def kernel(name: str) -> Callable[..., Any]:
 def _below_autograd(name: str, arguments: tuple[Any, ...]) -> Any:
     """An operator's results, without a node."""
     with _BelowAutograd():
-        return operator(name)(*arguments)
+        return overload(name)(*arguments)
 
 
-def _attached(name: str, arguments: tuple[Any, ...], results: Any) -> Any:
+def _attach_node(name: str, arguments: tuple[Any, ...], results: Any) -> Any:
     """An operator's results, with a node if they need one."""
     needs_gradient = torch.is_grad_enabled() and any_requires_grad(*arguments)
     if not needs_gradient and forward_ad._current_level < 0:

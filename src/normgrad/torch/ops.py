@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import batching, extension, inductor, layers, nodes, synchronised
 from .kernels import FAKES, KERNELS
-from .schemas import NAMESPACE, SCHEMAS
+from .schemas import NAMESPACE, SCHEMAS, overload
 from .watching import untraced
 
 __all__ = [*SCHEMAS]
@@ -61,7 +61,7 @@ def _register(name: str) -> Any:
         second = inductor.kernel_name(name)
         _define(second, schema.text.replace(name, second, 1), _KERNELS[name], FAKES[name])
     LIBRARY.impl(name, untraced(nodes.kernel(name)), "Autograd")
-    call = nodes.operator(name)
+    call = overload(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call
 

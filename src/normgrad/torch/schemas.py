@@ -7,12 +7,20 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import torch
+
 from ..contract import GRAD_INPUT, Kind, Operator, Output, Parameter, only
 from ..operators.by_name import PLANNED
 from ..problem import Role
 
 #: The namespace of the operators in ``torch.ops``.
 NAMESPACE = "normgrad"
+
+
+def overload(name: str) -> Any:
+    """The operator with a name, as PyTorch calls it."""
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
 
 #: The names that normgrad's declarations may use for PyTorch's arguments.
 _RENAMED = {"train": "training", "weight": "gamma", "bias": "beta", "group": "num_groups"}

@@ -77,14 +77,14 @@ def copy_of(module: Module) -> Module:
         raise
     except Exception as error:  # a layer's copy may raise any type of exception
         layers = reversed([*module.named_modules()])  # the innermost first
-        name = next((name for name, layer in layers if not _can_be_copied(layer)), "")
+        name = next((name for name, layer in layers if not _can_copy(layer)), "")
         raise TypeError(
             f"module: {name or 'it'} cannot be copied: {error}; allowed: a model that "
             "copy.deepcopy can copy"
         ) from error
 
 
-def _can_be_copied(layer: Module) -> bool:
+def _can_copy(layer: Module) -> bool:
     try:
         copy.deepcopy(layer)
     except Exception:  # as above
@@ -97,12 +97,14 @@ def like(tensor: Tensor) -> Tensor:
     return copy.deepcopy(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
+def differentiable(values: Any) -> list[Tensor]:
+    """The tensors among values, and in tuples, lists and dictionaries, that require gradients."""
+    leaves = pytree.tree_leaves(values)
+    return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
+
+
 def _differentiate(results: Any, model: Module) -> None:
-    outputs = [
-        leaf
-        for leaf in pytree.tree_leaves(results)
-        if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    outputs = differentiable(results)
     if outputs:
         # The gradients that losses pass to outputs are dense, some in the output's layout and
         # others contiguous, so both are tried.

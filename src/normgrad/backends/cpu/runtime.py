@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from ... import stacks
-from ...described import Described
 from ...problem import PLACES
+from .. import NativeSchedule
 from . import block as B
 from . import store, teams, units
 from .schedule import Schedule
@@ -55,9 +55,9 @@ class Runner:
         self.table[B.STEP_COUNT] = len(self.steps)
         self._drive = partial(_Drive(self.driver), self.table.ctypes.data)
 
-    def described(self) -> Described:
+    def native(self) -> NativeSchedule:
         """The schedule for code that runs it without Python."""
-        return Described(self.template, self.steps, driver=self.driver, parallel=self.parallel)
+        return NativeSchedule(self.template, self.steps, driver=self.driver, parallel=self.parallel)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""

@@ -137,7 +137,7 @@ def _facts(schedule: Schedule) -> _Fields:
     together = schedule.cut.at_once if schedule.cut else 1
     return {
         B.FORWARD: problem.forward,
-        B.GIVEN_SUMS: problem.given_sums,
+        B.GIVEN_SUMS: problem.takes_sums,
         B.EPS: dtypes.bits(problem.eps),
         B.MOMENTUM: dtypes.bits(problem.momentum),
         B.DIVISOR: dtypes.bits(problem.divisor),

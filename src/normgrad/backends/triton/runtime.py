@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...described import Described
 from ...loading import KernelError
+from .. import NativeSchedule
 from . import cuda_driver
 from .config import Arguments, Config, Tensor
 from .launches import Launch
@@ -112,7 +112,7 @@ class Runner:
             self._cuda = torch.cuda
             self._stream = torch._C._cuda_getCurrentRawStream
 
-    def described(self) -> Described | None:
+    def native(self) -> NativeSchedule | None:
         """The last run's launches for code that makes them without Python; None if it cannot."""
         function = cuda_driver.function()
         if self._last is None or function is None:
@@ -122,7 +122,7 @@ class Runner:
             return None
         aligned = sum(bits << cuda_driver.ALIGNED_BITS * place for place, bits in enumerate(key))
         nothing = np.zeros(0, np.int64)
-        return Described(nothing, ready.steps, launch=function, aligned=aligned)
+        return NativeSchedule(nothing, ready.steps, launch=function, aligned=aligned)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""
