@@ -27,10 +27,6 @@ def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
     """Make an entry for each output from an :func:`out_tuple`: the caller's tensor, or None.
 
     Entries of outputs that are not computed are None.
-
-    Raises:
-        TypeError: ``out`` is neither a tuple nor a list.
-        ValueError: it has too few entries, or too many.
     """
     allowed = f"allowed: a tuple of {len(outputs)} tensors or Nones"
     if type(out) is not tuple:
@@ -63,14 +59,7 @@ class Arguments:
         tensors: tuple[Any, ...],
         out: Sequence[Any],
     ) -> None:
-        """Check and open every tensor.
-
-        Raises:
-            TypeError: something that is not a tensor, or a tensor of another framework; a dtype
-                that no operator takes.
-            ValueError: a tensor on another device than the first, or on one that cannot be used; a
-                tensor that memory cannot hold.
-        """
+        """Check and open every tensor."""
         self.values = (*tensors, *out)
         inputs = operator.names
         titles = (operator.out_name(index, output) for index, output in enumerate(outputs))

@@ -27,12 +27,7 @@ KERNELS, GPU, TORCH = "kernels", "gpu", "torch"
 
 
 def folder() -> Path:
-    """The cache folder, which need not exist.
-
-    Raises:
-        SettingError: the environment variable is not an absolute path.
-        OSError: there is no variable, and the user has no home.
-    """
+    """The cache folder, which need not exist; an OSError for users without a home."""
     setting = os.environ.get(VARIABLE)
     if setting is None:
         with suppress(RuntimeError):
@@ -61,11 +56,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a whole file, and make its folder if there is none.
-
-    Raises:
-        OSError: it cannot be written, or others can write to the folder.
-    """
+    """Write a whole file, and make its folder if there is none."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(path.parent.lstat()):
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
@@ -86,13 +77,7 @@ def unsealed(path: Path, file: bytes) -> bytes | None:
 
 
 def kernels() -> list[Path]:
-    """The folders of kernels, each of one version for one processor.
-
-    Other folders there may be the user's, where the variable names a folder of the user's.
-
-    Raises:
-        SettingError, OSError: as :func:`folder`.
-    """
+    """The folders of kernels, each of one version for one processor; the user may have others."""
     folders = (folder() / KERNELS).glob("*")
     return [path for path in folders if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
 
@@ -105,20 +90,12 @@ def _files() -> Iterator[Path]:
 
 
 def size() -> int:
-    """The bytes of all files in the cache.
-
-    Raises:
-        SettingError, OSError: as :func:`folder`.
-    """
+    """The bytes of all files in the cache."""
     return sum(path.lstat().st_size for path in _files())
 
 
 def clean() -> None:
-    """Remove what normgrad keeps in the cache folder, and nothing else.
-
-    Raises:
-        SettingError, OSError: as :func:`folder`, or a file cannot be removed.
-    """
+    """Remove what normgrad keeps in the cache folder, and nothing else."""
     for path in kernels():
         shutil.rmtree(path)
     for path in _files():

@@ -21,11 +21,7 @@ class BuildError(Exception):
 
 
 def find(language: str) -> list[str]:
-    """The user's compiler of a language: that of $CC or $CXX, otherwise the usual ones.
-
-    Raises:
-        BuildError: there is no such compiler.
-    """
+    """The user's compiler of a language: that of $CC or $CXX, otherwise the usual ones."""
     variable, names = _COMPILERS[language]
     command = shlex.split(os.environ.get(variable, ""))
     if command:
@@ -42,12 +38,8 @@ def find(language: str) -> list[str]:
     )
 
 
-def compiled(command: Sequence[str], folder: Path, target: str) -> None:
-    """Run a compiler in a folder to make the file ``target``.
-
-    Raises:
-        BuildError: the compiler fails; the text has its first error.
-    """
+def run(command: Sequence[str], folder: Path, target: str) -> None:
+    """Run a compiler in a folder to make ``target``; a BuildError has its first error."""
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if process.returncode != 0:
         lines = (process.stderr or process.stdout).strip().splitlines() or ["no message"]

@@ -126,6 +126,8 @@ class Operator:
         statistics: the kind of the groups that have one mean and 1/std each: a channel, a group of
             a sample's channels, or a row (then each position in a row has its own parameters).
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
+        has_constant_statistics: whether a gradient's statistics are constants, as in evaluation,
+            rather than functions of x. If there is the option ``training``, it decides.
         has_own_eps: whether eps may be None, which means the machine epsilon of the arithmetic's
             type.
     """
@@ -137,6 +139,7 @@ class Operator:
     result: Callable[[Sequence[Any]], Any]
     statistics: Kind = Kind.CHANNEL
     is_centred: bool = True
+    has_constant_statistics: bool = False
     has_own_eps: bool = False
 
     def __post_init__(self) -> None:
@@ -181,11 +184,7 @@ class Operator:
         return replace(self, parameters=parameters)
 
     def read_options(self, *values: Any, **keywords: Any) -> Options:
-        """Check the arguments that are not tensors, given by position or by name.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-        """
+        """Check the arguments that are not tensors, by position or by name."""
         options: dict[str, Any] = {}
         for name, value in {**dict(zip(self.options, values, strict=False)), **keywords}.items():
             read = OPTIONS[name]
@@ -310,11 +309,6 @@ def check(
     """Check all specs of a call, and return the specs of the outputs to compute.
 
     An output without one in ``out_specs`` gets a dense spec in the input's layout.
-
-    Raises:
-        TypeError: a missing argument, or a dtype.
-        ValueError: a rank, a shape, an axis or a number of groups; an output that overlaps itself,
-            or a new one that memory cannot hold.
     """
     for parameter in operator.parameters:
         spec = specs.get(parameter.name)

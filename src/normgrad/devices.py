@@ -69,12 +69,7 @@ def check_same(name: str, device: str, expected: str, first: str) -> None:
 
 
 def named(device: Any) -> str:
-    """The full name, with an index, of a device that a caller names in any form.
-
-    Raises:
-        TypeError: an object that does not name a device.
-        ValueError: a device that does not exist, or that no backend computes on.
-    """
+    """The full name, with an index, of a device that a caller names in any form."""
     torch = sys.modules.get("torch")
     if not isinstance(device, str) and not isinstance(device, getattr(torch, "device", ())):
         raise TypeError(

@@ -26,17 +26,9 @@ DEFAULT_STREAM, NO_STREAM = 1, -1
 
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
-#: The dtypes by (type code, bits).
-_DTYPES = {
-    (2, 16): dtypes.float16,
-    (2, 32): dtypes.float32,
-    (2, 64): dtypes.float64,
-    (_BFLOAT, 16): dtypes.bfloat16,
-    (0, 32): dtypes.int32,
-    (0, 64): dtypes.int64,
-}
 #: The maximum number of axes, which is more than any framework supports.
 _MAX_RANK = 64
+#: The dtypes' names without their bits, by type code.
 _KINDS = {0: "int", 1: "uint", 2: "float", 3: "handle", _BFLOAT: "bfloat", 5: "complex", 6: "bool"}
 
 
@@ -123,15 +115,8 @@ def _device(kind: int, index: int) -> str:
 def open_tensor(name: str, producer: Any, device: str, stream: int | None = None) -> OpenTensor:
     """Open a tensor of anything with ``__dlpack__``, without a copy.
 
-    Args:
-        name: the tensor's name in messages.
-        producer: the object that has ``__dlpack__``.
-        device: the device that :func:`device_of` returned.
-        stream: on a GPU, the stream that reads the data, which the producer makes wait for the
-            data.
-
-    Raises:
-        TypeError: the object does not implement DLPack properly, or its description is invalid.
+    ``device`` is that of :func:`device_of`. On a GPU, the producer makes ``stream``, which reads
+    the data, wait for them.
     """
     reader = {} if stream is None else {"stream": stream}
     try:
@@ -154,10 +139,10 @@ def open_tensor(name: str, producer: Any, device: str, stream: int | None = None
             f"{name}: {type(producer).__name__} cannot be read through DLPack ({error}); allowed: "
             f"{KINDS}"
         ) from None
-    dtype: Any = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if dtype is None:
-        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
-        dtype = f"{kind}{tensor.bits}" + (f"x{tensor.lanes}" if tensor.lanes != 1 else "")
+    kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
+    lanes = "" if tensor.lanes == 1 else f"x{tensor.lanes}"
+    dtype_name = f"{kind}{tensor.bits}{lanes}"
+    dtype = dtypes.BY_NAME.get(dtype_name, dtype_name)
     read_only = None
     if flags & _READ_ONLY:
         read_only = "read-only memory; allowed: memory that can be written"

@@ -61,11 +61,7 @@ def from_numpy(dtype: np.dtype[Any]) -> DType | None:
 
 
 def parse(dtype: Any) -> DType:
-    """Parse any spelling of a dtype: a name, a NumPy dtype or scalar type, or a torch dtype.
-
-    Raises:
-        TypeError: the dtype is none of this module's.
-    """
+    """Parse any spelling of a dtype: a name, a NumPy dtype or scalar type, or a torch dtype."""
     if isinstance(dtype, DType):
         return dtype
     name = dtype if isinstance(dtype, str) else shown(dtype).removeprefix("torch.")

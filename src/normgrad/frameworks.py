@@ -68,11 +68,9 @@ class Framework(ABC):
 
     @abstractmethod
     def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
-        """Open a tensor. An input that can only be read as a copy is copied.
+        """Open a tensor of a sort that operators take.
 
-        Raises:
-            TypeError: a tensor of a sort that no operator takes.
-            ValueError: a tensor that can only be read as a copy, but is to be written.
+        An input that can only be read as a copy is copied; an output must not be one.
         """
 
     @abstractmethod
@@ -80,11 +78,7 @@ class Framework(ABC):
         """The device of the tensor, such as "cpu" or "cuda:0"."""
 
     def spec_of(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        """The spec of a tensor on any device, without access to its data.
-
-        Raises:
-            TypeError: a dtype, or a sort of tensor, that no operator takes.
-        """
+        """The spec of a tensor on any device, without access to its data."""
         return self.open(name, value, writing=False).spec(name, allowed)
 
     @abstractmethod
@@ -430,11 +424,7 @@ _dlpack = DLPack()
 
 
 def of(name: str, value: Any) -> Framework:
-    """The framework of a tensor.
-
-    Raises:
-        TypeError: an object of no known framework.
-    """
+    """The framework of a tensor."""
     if isinstance(value, np.ndarray):
         return NUMPY
     torch = sys.modules.get("torch")

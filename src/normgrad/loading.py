@@ -74,8 +74,7 @@ def leave_interrupts() -> None:
 def exclusive() -> Iterator[None]:
     """A context for one thread at a time, during which forks wait.
 
-    Raises:
-        RuntimeError: this process was forked while another thread was in such a context.
+    It raises a RuntimeError if this process was forked while another thread was in one.
     """
     if _lost:
         raise RuntimeError(
@@ -88,11 +87,9 @@ def exclusive() -> Iterator[None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """A context in which modules are imported, or kernels compiled in this process.
+    """A context, as :func:`exclusive`, in which modules are imported or kernels compiled.
 
-    Raises:
-        RuntimeError: as :func:`exclusive`.
-        KeyboardInterrupt: at the end, if an interrupt came in the context.
+    An interrupt that comes in the context is raised at its end.
     """
     with exclusive(), _interrupts_held():
         yield
@@ -100,13 +97,10 @@ def loading() -> Iterator[None]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """A context in which kernels are compiled in this process, or loaded.
+    """A context, as :func:`loading`, in which kernels are compiled in this process, or loaded.
 
-    Python's garbage collector, which takes a ninth of a compilation, pauses.
-
-    Raises:
-        MemoryError: there is too little memory.
-        RuntimeError, KeyboardInterrupt: as :func:`loading`.
+    It raises a MemoryError if there is too little memory. Python's garbage collector, which takes a
+    ninth of a compilation, pauses.
     """
     memory.need("compiling kernels", ROOM)
     with loading():
@@ -132,10 +126,10 @@ def _interrupts_held() -> Iterator[None]:
     if not (_interrupts_are_ours and in_main and callable(before)):
         yield
         return
-    came: list[Any] = []
+    interrupts: list[Any] = []
 
     def hold(number: int, frame: Any) -> None:
-        came.append((number, frame))
+        interrupts.append((number, frame))
 
     try:
         signal.signal(signal.SIGINT, hold)
@@ -147,5 +141,5 @@ def _interrupts_held() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is hold:  # unless another handler was set in the context
             signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])
+        if interrupts:
+            before(*interrupts[0])

@@ -45,11 +45,7 @@ def shortage(room: int, needed: int) -> str:
 
 
 def need(what: str, size: int) -> None:
-    """Check that there is enough memory for work that would end the process without it.
-
-    Raises:
-        MemoryError: there is too little memory.
-    """
+    """Raise a MemoryError if there is too little for work that would end the process without it."""
     try:
         # The test is a new mapping, since an array might reuse memory that the process has freed.
         mmap.mmap(-1, max(size, 1)).close()

@@ -81,10 +81,6 @@ def check(
     """Check the memory of a call's tensors, and of a workspace that the caller provided.
 
     ``workspace`` is the part of its memory that is used, as bytes, and its owner.
-
-    Raises:
-        TypeError: a tensor without memory.
-        ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
     probes_inputs = not (call.framework.is_known or on_gpu)
     opened = call.opened or ()

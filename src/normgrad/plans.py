@@ -196,11 +196,7 @@ class Plan:
         return result
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Put the tensors passed to :meth:`run`, by position or by name, in the operator's order.
-
-        Raises:
-            TypeError: too many tensors, an unknown name, or one tensor passed twice.
-        """
+        """Put tensors that are passed by position or by name in the operator's order."""
         names = self._names
         values = {**dict(zip(names, tensors, strict=False)), **named} if tensors else named
         if len(tensors) > len(names):
@@ -308,9 +304,6 @@ class Plan:
             owners: what keeps the memory alive, in the same order; None where absent.
             workspace: as in :meth:`run`; not None if a workspace is needed.
             is_probed: whether it is known that all memory can be accessed.
-
-        Raises:
-            TypeError, ValueError: as :func:`.overlap.check`.
         """
         start, _, region = self._scratch(workspace)
         if not (is_probed and self._are_apart(addresses, region)):

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 _T = TypeVar("_T")
 
@@ -28,16 +28,6 @@ LOADING_ROOM = 1 << 20
 
 #: The stack of threads that are made for the purpose.
 _ENOUGH = 8 << 20
-
-
-class Key(NamedTuple):
-    """The key of the threads' own value ``limit``, and the address of the function that reads it.
-
-    The address is 0 where there is none.
-    """
-
-    number: int
-    getter: int
 
 
 @cache
@@ -53,24 +43,17 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _new_key() -> Key:
-    library = _library()
-    if library is None:
-        return Key(0, 0)
-    number = ctypes.c_uint()
-    if library.pthread_key_create(ctypes.byref(number), None) != 0:
-        return Key(0, 0)
+def _new_key() -> tuple[int, int]:
+    library, number = _library(), ctypes.c_uint()
+    if library is None or library.pthread_key_create(ctypes.byref(number), None) != 0:
+        return 0, 0
     getter = ctypes.cast(library.pthread_getspecific, ctypes.c_void_p).value or 0
-    return Key(number.value, getter)
+    return number.value, getter
 
 
-#: The key, which is made by the import: of two that threads make at once, one would never be set.
-_KEY = _new_key()
-
-
-def key() -> Key:
-    """The key of ``limit``, which lives as long as the process."""
-    return _KEY
+#: The key of the threads' own value ``limit``, and the address of the function that reads it, which
+#: is 0 where there is none. Of two keys that threads make at once, one would never be set.
+KEY = _new_key()
 
 
 def _stack() -> tuple[int, int]:
@@ -91,7 +74,7 @@ def learn() -> None:
     library = _library()
     if library is not None:
         low, _ = _stack()
-        library.pthread_setspecific(key().number, low + ROOM)
+        library.pthread_setspecific(KEY[0], low + ROOM)
 
 
 def with_room(work: Callable[[], _T]) -> _T:
@@ -113,11 +96,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def start(work: Callable[[], object], name: str) -> threading.Thread:
-    """Start a daemon thread with a large stack.
-
-    Raises:
-        RuntimeError: the system has no memory for it, or allows no more threads.
-    """
+    """Start a daemon thread with a large stack; a RuntimeError if the system has no room."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     with _starting:
         before = threading.stack_size(_ENOUGH)
@@ -134,20 +113,19 @@ def elsewhere(work: Callable[[], _T]) -> _T:
     An interrupt is raised once the work is done.
     """
     results: list[_T] = []
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     thread = start(run, "normgrad")
     try:
         thread.join()
-    except BaseException:
+    finally:
         thread.join()
-        raise
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
     return results[0]

@@ -139,12 +139,7 @@ class OpenTensor(NamedTuple):
     original: layout.Region | None = None
 
     def spec(self, name: str, allowed: Sequence[DType]) -> TensorSpec:
-        """The tensor's :class:`TensorSpec`.
-
-        Raises:
-            TypeError: a dtype that no :class:`TensorSpec` has; the message names those allowed.
-            ValueError: strides that are not multiples of the item size.
-        """
+        """The tensor's :class:`TensorSpec`; messages have its name and the allowed dtypes."""
         if isinstance(self.dtype, str):
             raise dtypes.unsupported(name, self.dtype, allowed)
         strides: Sequence[int] = self.strides
@@ -173,11 +168,7 @@ class OpenTensor(NamedTuple):
         return size if follow or not size else None
 
     def address_for(self, name: str) -> int:
-        """The address of the first element.
-
-        Raises:
-            TypeError: a tensor without memory of its own (a fake or a batched tensor).
-        """
+        """The address of the first element; a fake or a batched tensor has none."""
         if isinstance(self.address, int):
             return self.address
         raise TypeError(

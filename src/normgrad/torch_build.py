@@ -55,9 +55,7 @@ def _name() -> str:
 def path() -> Path:
     """The library for this PyTorch: the package's, or the cache's, which may not be built yet.
 
-    Raises:
-        PackageNotFoundError: PyTorch is not installed.
-        SettingError, OSError: as :func:`.cache.folder`.
+    It raises a PackageNotFoundError if PyTorch is not installed.
     """
     name = _name()
     packaged = PACKAGED / name
@@ -65,11 +63,7 @@ def path() -> Path:
 
 
 def is_on() -> bool:
-    """Whether the environment lets the library be used.
-
-    Raises:
-        SettingError: the environment variable has another value than 0 and 1.
-    """
+    """Whether the environment lets the library be used."""
     setting = os.environ.get(VARIABLE, "1")
     if setting not in ("0", "1"):
         raise SettingError(f"{VARIABLE}: {setting!r}; allowed: 0 or 1")
@@ -77,11 +71,7 @@ def is_on() -> bool:
 
 
 def missing() -> str | None:
-    """The reason why there is no library that may be loaded; None if there is one.
-
-    Raises:
-        SettingError: as :func:`is_on`.
-    """
+    """The reason why there is no library that may be loaded; None if there is one."""
     if not is_on():
         return f"turned off by {VARIABLE}=0"
     try:
@@ -129,7 +119,7 @@ def build() -> Path:
         out = Path(work) / library.name
         source = str(_SOURCES / _MAIN)
         command = [*compiler, *_flags(), *folders, source, "-o", str(out), *_LIBRARIES]
-        compilers.compiled(command, Path(work), "the library for PyTorch")
+        compilers.run(command, Path(work), "the library for PyTorch")
         cache.write(library, cache.sealed(library, out.read_bytes()))
     for old in library.parent.glob(f"{_prefix()}*.so"):
         if old != library:

@@ -61,7 +61,7 @@ def problem(
         inner=ONE,
         vectors=vectors,
         forward=forward,
-        constant=not (forward or options.training),
+        constant=not forward and (operator.has_constant_statistics or not options.training),
         grouped=not forward and operator.statistics is not Kind.CHANNEL,
         by_row=operator.statistics is Kind.ROW,
         centred=operator.is_centred,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
-from normgrad import stacks
 from normgrad.backends.cpu import teams
 from normgrad.stacks import ROOM
 
@@ -88,17 +84,3 @@ def test_sizes_of_openmp_s_stacks(monkeypatch, name, value, enough):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, value)
     assert teams.have_room() is enough
-
-
-def test_first_calls_of_many_threads(monkeypatch):
-    """They share one key for their stacks' limits: kernels that read another would not run."""
-    found = stacks._library
-
-    def slowly():
-        time.sleep(0.05)
-        return found()
-
-    monkeypatch.setattr(stacks, "_library", slowly)
-    with ThreadPoolExecutor(8) as pool:
-        keys = [pool.submit(stacks.key) for _ in range(8)]
-    assert {each.result() for each in keys} == {stacks.key()}

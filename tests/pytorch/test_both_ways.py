@@ -160,7 +160,7 @@ def test_layers_without_the_library_say_so_once(monkeypatch, tmp_path):
 def test_a_gpu_s_first_use_builds_the_library(monkeypatch, caplog):
     """For later processes, once for each machine; without a compiler one line says why not."""
     monkeypatch.delenv(notices.QUIET)
-    monkeypatch.setattr(extension, "_state", extension._State())
+    monkeypatch.setattr(extension, "_library", None)
     built = []
     monkeypatch.setattr(torch_build, "build", lambda: built.append(1))
     say_once = extension.mention.__wrapped__
@@ -189,7 +189,7 @@ def test_a_damaged_library_is_not_loaded(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     path = torch_build.path()
     cache.write(path, built.read_bytes()[:20_000])
-    program = "from normgrad.torch import extension; print(extension._state.reason)"
+    program = "from normgrad.torch import extension; print(extension._reason)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("not built; "), (done.stdout, done.stderr)
 

@@ -160,7 +160,7 @@ def _compile(compiler: list[str], work: Path, library: str, source: str, extra: 
     # Once Python is started, it calls back into the library, which must not be unloaded then.
     link = [f"-Wl,-soname,{target}", "-Wl,-z,nodelete"]
     command = [*compiler, *_FLAGS, source, "-o", target, "-I.", *link, *extra]
-    compilers.compiled(command, work, target)
+    compilers.run(command, work, target)
 
 
 def _python_headers() -> list[str]:

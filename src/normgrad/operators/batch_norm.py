@@ -201,8 +201,7 @@ def batch_norm_backward(
         else of ``input``. For an input without elements they are 0.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
+        TypeError, ValueError: as :func:`batch_norm`.
     """
     choices = (training, eps, output_mask, channel_axis)
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)

@@ -127,8 +127,7 @@ def group_norm_backward(
 ) -> GroupNormGradients:
     """The gradients of group norm.
 
-    ``input`` is (N, C, ...), HxW the product of the rest, and channel c belongs to group
-    c // (C / num_groups). With D = C / num_groups · HxW and x̂ = (x − mean)·rstd::
+    With C, D and groups as in :func:`group_norm`, and x̂ = (x − mean)·rstd::
 
         grad_beta  = Σ dy                          over samples and positions
         grad_gamma = Σ rstd · Σ dy·(x − mean)      over samples, and over positions
@@ -156,8 +155,7 @@ def group_norm_backward(
         input without elements they are 0.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a number of groups, a device, read-only or overlapping outputs.
+        TypeError, ValueError: as :func:`group_norm`.
     """
     choices = (num_groups, output_mask, channel_axis)
     tensors = (grad_out, input, mean, rstd, gamma)

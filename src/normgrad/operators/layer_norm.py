@@ -148,8 +148,7 @@ def layer_norm_backward(
         input without elements they are 0.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        TypeError, ValueError: as :func:`layer_norm`.
     """
     choices = (normalized_shape, output_mask)
     tensors = (grad_out, input, mean, rstd, weight)

@@ -134,8 +134,7 @@ def rms_norm_backward(
         they are 0.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        TypeError, ValueError: as :func:`rms_norm`.
     """
     choices = (normalized_shape, output_mask)
     tensors = (grad_out, input, rstd, weight)

@@ -150,8 +150,7 @@ def batch_norm_gather_stats_with_counts(
         running statistics do not change. Running statistics that are not given are None.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
+        TypeError, ValueError: as :func:`batch_norm_stats`.
     """
     choices = (momentum, eps)
     tensors = (input, mean, invstd, running_mean, running_var, counts)
@@ -203,14 +202,13 @@ def batch_norm_elemt(
         The output, with the dtype and memory layout of ``input`` unless ``out`` is given.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, a read-only or overlapping output.
+        TypeError, ValueError: as :func:`batch_norm_stats`.
     """
     return call(BATCH_NORM_ELEMT, (input, weight, bias, mean, invstd), out, (channel_axis,))
 
 
 class BatchNormReductions(NamedTuple):
-    """The result of :func:`batch_norm_backward_reduce`; entries that are not wanted are None."""
+    """The result of :func:`batch_norm_backward_reduce`; entries not computed are None."""
 
     sum_dy: Any
     sum_dy_xmu: Any
@@ -282,8 +280,7 @@ def batch_norm_backward_reduce(
         without elements.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, read-only or overlapping outputs.
+        TypeError, ValueError: as :func:`batch_norm_stats`.
     """
     choices = (input_g, weight_g, bias_g, channel_axis)
     tensors = (grad_out, input, mean, invstd, weight)
@@ -330,23 +327,18 @@ def batch_norm_backward_elemt(
     The operator and its names are PyTorch's ``batch_norm_backward_elemt``.
 
     Args:
-        grad_out: dy, the gradient of the layer's output. Shape of ``input``.
-        input: x, the layer's input: 2 to 8 axes, of which ``channel_axis`` has C elements;
-            float32, float16, bfloat16 or float64, which may differ from ``grad_out``'s.
-        mean, invstd: shape (C,), the whole batch's mean and 1/sqrt(var + eps).
+        grad_out, input, mean, invstd, channel_axis: as for :func:`batch_norm_backward_reduce`.
         weight: shape (C,); None for ones.
         sum_dy, sum_dy_xmu: shape (C,), already summed over all ranks.
         count: the elements per channel of each rank, in any shape; int32, int64, float16 or
             float32. If their sum is 0, the results are those of a division by zero in float64.
-        channel_axis: 1, or -1 for channels-last shapes.
         out: a tensor to write to; it may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
         grad_input, with the dtype and memory layout of ``input`` unless ``out`` is given.
 
     Raises:
-        TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape, a device, a read-only or overlapping output.
+        TypeError, ValueError: as :func:`batch_norm_stats`.
     """
     tensors = (grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
     return call(BATCH_NORM_BACKWARD_ELEMT, tensors, out, (channel_axis,))

@@ -200,40 +200,40 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
 def _by_mode(theirs: Any) -> Callable[..., Any]:
     """A class's ``forward``, in which calls of PyTorch's functions run normgrad's."""
 
-    def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         with _FunctionsReplaced():
             return theirs.forward(layer, *args, **kwargs)
 
-    return computed
+    return forward
 
 
 def _by_formula(theirs: Any, formula: families.Formula) -> Callable[..., Any]:
     """What a class's ``forward`` computes, by the formula; other calls run that ``forward``."""
 
-    def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         # One of ONNX's exporters knows no RMS norm, but the operators that a class computes it by.
         is_known = len(args) == 1 and not kwargs and formula.takes(args[0])
         if is_known and not layers.exports_onnx():
-            return formula.computed(layer, args[0])
+            return formula.compute(layer, args[0])
         return theirs.forward(layer, *args, **kwargs)
 
-    return computed
+    return forward
 
 
 def _adapted(
     theirs: type[Module],
     ours: type[Module],
-    forward: Callable[..., Any] | None = None,
+    compute: Callable[..., Any] | None = None,
     *how: families.Formula,
 ) -> type[Module]:
     """A subclass of both classes that computes with normgrad: by its bases, or by a function."""
 
-    def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute what the original class computes, with normgrad."""
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
             return leaf(layer, *args, **kwargs)
-        if forward is not None:
-            return forward(layer, *args, **kwargs)
+        if compute is not None:
+            return compute(layer, *args, **kwargs)
         return super(adapted, layer).forward(*args, **kwargs)
 
     def reduced(layer: Any, protocol: int) -> Any:
@@ -245,7 +245,7 @@ def _adapted(
         "__qualname__": theirs.__qualname__,
         "__doc__": theirs.__doc__,
         "__reduce_ex__": reduced,
-        "forward": computed,
+        "forward": forward,
         "replaces": theirs,
     }
     bases = (Ours, theirs) if ours is Ours else (theirs, ours)

@@ -29,11 +29,7 @@ def name_of(group: Any) -> str:
 
 
 def size(group: Any) -> int:
-    """The number of ranks in a group.
-
-    Raises:
-        ValueError: this rank is not in the group.
-    """
+    """The number of ranks in a group, of which this rank must be one."""
     ranks: int = dist.get_world_size(group)
     if ranks < 1:
         raise ValueError(
@@ -43,11 +39,7 @@ def size(group: Any) -> int:
 
 
 def by_name(name: str) -> Any:
-    """The group with this name.
-
-    Raises:
-        RuntimeError: the group was destroyed, or belongs to another process.
-    """
+    """The group with this name."""
     try:
         return torch._C._distributed_c10d._resolve_process_group(name)
     except Exception as error:
@@ -80,10 +72,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
     """Gather all ranks' values in a matrix with one row per rank.
 
-    Args:
-        what: the name of the values in messages.
-        values: (K,), with the same K and dtype on all ranks.
-        group: the process group.
+    ``values`` have the shape (K,), with the same K and dtype on all ranks.
     """
     ranks = size(group)
     gathered = values.new_empty(ranks * values.numel())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -215,45 +216,36 @@ def _timed_layers(
 ) -> Iterator[dict[str, Gain]]:
     """A context in which calls of the stock model's norms are timed, beside the converted ones."""
     gains: dict[str, Gain] = {}
-    timings: dict[Any, Any] = {}
-    timed = [False]
+    medians: dict[Any, Any] = {}
+    is_timing = False
 
-    def hook_for(pair: tuple[Module, Module], kind: str) -> Callable[..., None]:
-        def hook(layer: Module, args: Any, kwargs: Any) -> None:
-            if timed[0]:
-                return
-            leaves = pytree.tree_leaves((args, kwargs))
-            key = (repr(layer), layer.training, torch.is_grad_enabled(), *map(_facts, leaves))
-            timed[0] = True
-            try:
-                if key not in timings:
-                    calls = {
-                        name: _call_of(one, args, kwargs)
-                        for name, one in zip(("stock", "ours"), pair, strict=True)
-                    }
-                    timings[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch).medians
-            finally:
-                timed[0] = False
-            before = gains.get(kind, Gain(0, 0.0, 0.0))
-            gains[kind] = Gain(
-                before.calls + 1,
-                before.stock + timings[key]["stock"],
-                before.converted + timings[key]["ours"],
-            )
+    def time_call(converted: Module, layer: Module, args: Any, kwargs: Any) -> None:
+        nonlocal is_timing
+        if is_timing:
+            return
+        leaves = pytree.tree_leaves((args, kwargs))
+        key = (repr(layer), layer.training, torch.is_grad_enabled(), *map(_facts, leaves))
+        is_timing = True
+        try:
+            if key not in medians:
+                pair = {"stock": layer, "ours": converted}
+                calls = {name: _call_of(one, args, kwargs) for name, one in pair.items()}
+                medians[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch).medians
+        finally:
+            is_timing = False
+        kind, seconds = stock_name(converted), medians[key]
+        calls_before, stock_before, ours_before = gains.get(kind, Gain(0, 0.0, 0.0))
+        gains[kind] = Gain(
+            calls_before + 1, stock_before + seconds["stock"], ours_before + seconds["ours"]
+        )
 
-        return hook
-
-    handles = []
-    for name, layer in ours.named_modules():
-        if isinstance(layer, Ours):
-            pair = stock.get_submodule(name), layer
-            hook = hook_for(pair, stock_name(layer))
-            handles.append(pair[0].register_forward_pre_hook(hook, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name, layer in ours.named_modules():
+            if isinstance(layer, Ours):
+                hook = partial(time_call, layer)
+                handle = stock.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+                hooks.callback(handle.remove)
         yield gains
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _facts(value: Any) -> Any:

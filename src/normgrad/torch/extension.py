@@ -26,24 +26,16 @@ from ..settings import SettingError
 _LOCAL_RANK = "LOCAL_RANK"
 
 
-class _State:
-    """The library once it is loaded; until then None, and why it is not."""
-
-    library: Any = None
-    reason: str | None = None
-
-
-_state = _State()
+#: The library once it is loaded; until then None, and the reason why it is not.
+_library: Any = None
+_reason: str | None = None
 
 
 def load() -> None:
-    """Load the library if it is built, and the environment does not turn it off.
-
-    Raises:
-        SettingError: the environment variable has a value that is not allowed.
-    """
-    _state.reason = torch_build.missing()
-    if _state.reason is not None:
+    """Load the library if it is built, and the environment does not turn it off."""
+    global _library, _reason
+    _reason = torch_build.missing()
+    if _reason is not None:
         return
     try:
         library: Any = ctypes.CDLL(str(torch_build.path()))
@@ -51,15 +43,15 @@ def load() -> None:
         library.normgrad_use_team.argtypes = [ctypes.c_int64] * 2
         library.normgrad_use_threads.argtypes = [ctypes.c_int64]
     except (OSError, AttributeError) as error:
-        _state.reason = f"not loaded: {error}"
+        _reason = f"not loaded: {error}"
         return
-    _state.library = library
+    _library = library
     threads.subscribe(library.normgrad_use_threads)
 
 
 def is_loaded() -> bool:
     """Whether C++ kernels compute plain calls."""
-    return _state.library is not None
+    return _library is not None
 
 
 @once
@@ -73,7 +65,7 @@ def mention(on_gpu: bool) -> None:
         return
     if not on_gpu:
         slower = "normgrad's layers run without their C++ library, which is %s"
-        notices.say(f"{slower}; small layers take longer", _state.reason)
+        notices.say(f"{slower}; small layers take longer", _reason)
     elif os.environ.get(_LOCAL_RANK, "0") == "0":  # one process of each machine is enough
         notices.say("normgrad builds the C++ library of its layers, which later processes use")
         try:
@@ -84,13 +76,13 @@ def mention(on_gpu: bool) -> None:
 
 def implement(name: str) -> None:
     """Have C++ compute an operator of schemas.py, whose twin of Python is defined."""
-    _state.library.normgrad_implement(name.encode())
+    _library.normgrad_implement(name.encode())
 
 
 def implement_layers() -> None:
     """Have C++ compute the operators of layers.py that it knows, whose twins are defined."""
     if is_loaded():
-        _state.library.normgrad_implement_layers()
+        _library.normgrad_implement_layers()
 
 
 @once
@@ -110,7 +102,7 @@ def _team() -> tuple[int, int]:
     if team.size == 1:
         return teams.ALONE
     names = "parallel", "thread_number", "thread_count"
-    functions = [getattr(_state.library, f"normgrad_{name}") for name in names]
+    functions = [getattr(_library, f"normgrad_{name}") for name in names]
     addresses = tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)
     return teams.team(addresses, team.size)
 
@@ -126,14 +118,11 @@ def hand_over(
 ) -> None:
     """Give C++ a plan that has just run, if an operator waits for it, for calls like this one.
 
-    Args:
-        plan: the plan.
-        names: the operator's tensors in the order in which C++ takes them.
-        tensors: those that a result may be, in the same order.
-        results: the results, in the plan's order.
+    ``names`` are those of the operator's tensors in the order in which C++ takes them, ``tensors``
+    those of them that a result may be. ``results`` are in the plan's order.
     """
     runner = plan.runner
-    if runner is None or not is_loaded() or not _state.library.normgrad_waits():
+    if runner is None or not is_loaded() or not _library.normgrad_waits():
         return
     native = runner.native()
     if native is None:
@@ -158,6 +147,6 @@ def hand_over(
             *value.stride(),
         ]  # fmt: skip
     if native.parallel:
-        _state.library.normgrad_use_team(*_team())
+        _library.normgrad_use_team(*_team())
     table = np.array(words, np.int64)
-    _state.library.normgrad_hand_over(table.ctypes.data, len(words))
+    _library.normgrad_hand_over(table.ctypes.data, len(words))

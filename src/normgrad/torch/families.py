@@ -51,7 +51,7 @@ class Formula(NamedTuple):
     bias: str | None = None
     eps: str | None = None
 
-    def computed(self, layer: Any, x: Tensor, functions: Any = functional) -> Tensor:
+    def compute(self, layer: Any, x: Tensor, functions: Any = functional) -> Tensor:
         """Compute the layer's output by the functions of this name in a module."""
         weight = None if self.weight is None else getattr(layer, self.weight)
         bias = None if self.bias is None else getattr(layer, self.bias)
@@ -73,14 +73,13 @@ class Formula(NamedTuple):
                 y = child(y)
         return y
 
-    def _norm(self, functions: Any, layer: Any, x: Tensor, weight: Any, bias: Any) -> Tensor:
+    def _norm(self, functions: Any, layer: Any, x: Tensor, weight: Any, bias: Any) -> Any:
         eps = DEFAULT_EPS if self.eps is None else getattr(layer, self.eps)
         if self.function == "batch_norm":
             running = [getattr(layer, name) for name in RUNNING]
             if x.dtype is torch.float64:
                 running = [each.double() for each in running]
-            y: Tensor = functions.batch_norm(x, *running, weight, bias, False, 0.0, eps)
-            return y
+            return functions.batch_norm(x, *running, weight, bias, False, 0.0, eps)
         if self.axis == -1:
             return self._of_rows(functions, x, weight, bias, eps)
         form = torch.contiguous_format
@@ -89,11 +88,10 @@ class Formula(NamedTuple):
         y = self._of_rows(functions, x.movedim(self.axis, -1), weight, bias, eps)
         return y.movedim(-1, self.axis).contiguous(memory_format=form)
 
-    def _of_rows(self, functions: Any, x: Tensor, weight: Any, bias: Any, eps: Any) -> Tensor:
+    def _of_rows(self, functions: Any, x: Tensor, weight: Any, bias: Any, eps: Any) -> Any:
         shape = (x.shape[-1],)
         if self.function == "layer_norm":
-            y: Tensor = functions.layer_norm(x, shape, weight, bias, eps)
-            return y
+            return functions.layer_norm(x, shape, weight, bias, eps)
         y = functions.rms_norm(x, shape, weight, eps)
         return y if bias is None else y + bias
 
@@ -280,7 +278,7 @@ def _agrees_once(copy: Any, x: Tensor, formula: Formula, with_gradients: bool) -
     for table in ("_parameters", "_buffers"):
         for name, value in copy.__dict__[table].items():
             wide.__dict__[table][name] = None if value is None else value.double()
-    ours = formula.computed(wide, x.double(), torch.nn.functional)
+    ours = formula.compute(wide, x.double(), torch.nn.functional)
     weight = None if formula.weight is None else getattr(copy, formula.weight)
     dtypes = [x.dtype, theirs.dtype, torch.float32]
     if weight is not None:

@@ -44,9 +44,9 @@ class Ours(Module):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        return self._computed(input)
+        return self._compute(input)
 
-    _computed: Callable[[Tensor], Tensor]
+    _compute: Callable[[Tensor], Tensor]
 
     # Parameters and buffers are read from their tables, which avoids calls of ``__getattr__``. They
     # are plain attributes in pruned layers, replicas and layers with parametrizations.
@@ -85,7 +85,7 @@ def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
 class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     """The common base of the batch norms; each also inherits from PyTorch's class."""
 
-    def _computed(self, input: Tensor) -> Tensor:
+    def _compute(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         mean, var, batches, weight, bias = self._tensors()
         training = self.training
@@ -148,21 +148,19 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 class GroupNorm(Ours, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` by normgrad: (N, C, ...)."""
 
-    def _computed(self, input: Tensor) -> Tensor:
+    def _compute(self, input: Tensor) -> Any:
         weight, bias = self._affine()
         functions = functions_for(input, weight)
-        y: Tensor = functions.group_norm(input, self.num_groups, weight, bias, self.eps)
-        return y
+        return functions.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
 class LayerNorm(Ours, torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` by normgrad: the last axes are ``normalized_shape``."""
 
-    def _computed(self, input: Tensor) -> Tensor:
+    def _compute(self, input: Tensor) -> Any:
         weight, bias = self._affine()
         functions = functions_for(input, weight)
-        y: Tensor = functions.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
-        return y
+        return functions.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNorm(Ours, torch.nn.RMSNorm):
@@ -172,26 +170,21 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
         """Compute the norm as the other layers do; PyTorch's layer has this name for its input."""
         return super().forward(x)
 
-    def _computed(self, input: Tensor) -> Tensor:
+    def _compute(self, input: Tensor) -> Tensor:
         return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     """The common base of the instance norms; each also inherits from PyTorch's class."""
 
-    _computed = torch.nn.modules.instancenorm._InstanceNorm.forward
+    _compute = torch.nn.modules.instancenorm._InstanceNorm.forward
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        use_input_stats = self.training or not self.track_running_stats
         return functions_for(input, self.weight, self.running_mean).instance_norm(
-            input,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training or not self.track_running_stats,
-            0.0 if self.momentum is None else self.momentum,
-            self.eps,
-        )
+            input, self.running_mean, self.running_var, self.weight, self.bias, use_input_stats,
+            self.momentum or 0.0, self.eps,
+        )  # fmt: skip
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):

@@ -58,11 +58,7 @@ class Schema:
         self.inputs = {theirs[each.name]: each.kind for each in operator.parameters}
 
     def read(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The declaration's tensors and options, from PyTorch's arguments.
-
-        Raises:
-            ValueError: the arguments N, C and HxW differ from the input's sizes.
-        """
+        """The declaration's tensors and options, from PyTorch's arguments."""
         values = dict(zip(self.names, arguments, strict=True))
         if "HxW" in values:
             _check_sizes(values["input"], values["N"], values["C"], values["HxW"])

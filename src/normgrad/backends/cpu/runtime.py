@@ -41,7 +41,7 @@ class Runner:
         self.template = schedule.template()
         for field, unit in units.of_schedule(schedule).items():
             self.template[field] = addresses[unit]
-        self.template[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.key()
+        self.template[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.KEY
         self.steps = np.zeros((len(schedule.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(self.steps, schedule.steps, strict=True):
             for field, value in step.fields().items():
