@@ -123,7 +123,7 @@ def forget(monkeypatch: Any) -> None:
     """Clear what the library caches of devices and plans, now and after the test."""
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
-    monkeypatch.setattr(devices, "_known", {})
+    monkeypatch.setattr(devices, "_reasons", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._triton.__wrapped__))
 
 
@@ -190,7 +190,7 @@ def torch_on_gpu(monkeypatch: Any, seen: Seen) -> Any:
             return made
 
     ours = frameworks.of_torch()
-    monkeypatch.setattr(ours, "_plain", (*ours._plain, OnGpu))
+    monkeypatch.setattr(ours, "_types", (*ours._types, OnGpu))
     monkeypatch.setattr(frameworks, "COUNTED", {*frameworks.COUNTED, OnGpu})
 
     def empty_on(self: Any, spec: Any, device: str, like: Any) -> Any:

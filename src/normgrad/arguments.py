@@ -44,9 +44,9 @@ class Arguments:
         framework: the framework of all tensors.
         like: one of the caller's tensors; new results are of its type and on its device.
         first, device: the name of the tensor that decides the device, and that device.
-        opened: the opened tensors.
+        open_tensors: the tensors, opened.
         tensors: the same tensors as the framework's plain ones.
-        is_plain: whether all of the caller's were plain already.
+        is_direct: whether these are the caller's own.
         specs: the specs of the opened tensors, by the names of the operator's inputs and outputs.
         key: the signature, which is all that a plan depends on.
         addresses: the address of each tensor; 0 where absent.
@@ -75,19 +75,19 @@ class Arguments:
         self.framework = frameworks.of(*first)
         self.device = self.framework.device(*first)
         devices.check(self.first, self.device)
-        self.opened = [
+        self.open_tensors = [
             None if value is None else self._open(name, value, writing=index >= len(inputs))
             for index, (name, value) in enumerate(zip(names, self.values, strict=True))
         ]
-        self.tensors = [None if each is None else each.tensor for each in self.opened]
-        self.is_plain = all(map(operators.is_, self.values, self.tensors))
+        self.tensors = [None if each is None else each.tensor for each in self.open_tensors]
+        self.is_direct = all(map(operators.is_, self.values, self.tensors))
         self.addresses = [
             0 if each is None else each.address_for(name)
-            for name, each in zip(names, self.opened, strict=True)
+            for name, each in zip(names, self.open_tensors, strict=True)
         ]
         self.specs: dict[str, TensorSpec | None] = {}
         declared: tuple[Parameter | Output, ...] = (*operator.parameters, *outputs)
-        for name, opened, each in zip(names, self.opened, declared, strict=True):
+        for name, opened, each in zip(names, self.open_tensors, declared, strict=True):
             self.specs[each.name] = None
             if opened is not None:
                 with naming(name):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from . import dtypes, layout
@@ -108,11 +109,6 @@ NEW_RUNNING = tuple(
 )
 
 
-def only(outputs: Sequence[Any]) -> Any:
-    """The result of an operator with one output."""
-    return outputs[0]
-
-
 @dataclass(frozen=True, eq=False)
 class Operator:
     """The declaration of an operator.
@@ -122,7 +118,7 @@ class Operator:
         parameters: the tensors, in the order of the function's arguments.
         options: the names of the other arguments, in the order of the function's; see ``OPTIONS``.
         all_outputs: the results, in their order.
-        result: the function that makes the caller's result from the outputs.
+        result: the function that makes the caller's result from the outputs; by default the first.
         statistics: the kind of the groups that have one mean and 1/std each: a channel, a group of
             a sample's channels, or a row (then each position in a row has its own parameters).
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
@@ -136,7 +132,7 @@ class Operator:
     parameters: tuple[Parameter, ...]
     options: tuple[str, ...]
     all_outputs: tuple[Output, ...]
-    result: Callable[[Sequence[Any]], Any]
+    result: Callable[[Sequence[Any]], Any] = itemgetter(0)
     statistics: Kind = Kind.CHANNEL
     is_centred: bool = True
     has_constant_statistics: bool = False

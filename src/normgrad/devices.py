@@ -24,13 +24,13 @@ def index_of(device: str) -> int:
 
 
 #: The results of :func:`unusable`, by index.
-_known: dict[int | None, str | None] = {}
+_reasons: dict[int | None, str | None] = {}
 
 
 def unusable(index: int | None = None) -> str | None:
     """The reason why tensors on GPUs, or on one of them, are not supported; None if they are."""
-    if index in _known:
-        return _known[index]
+    if index in _reasons:
+        return _reasons[index]
     with loading():
         from .backends.triton import device
     torch = sys.modules.get("torch")
@@ -40,7 +40,7 @@ def unusable(index: int | None = None) -> str | None:
         last = f"cuda:{count - 1}"
         reason = device.unusable(index) if index < count else f"PyTorch sees cuda:0 to {last}"
     if torch is not None:  # before PyTorch is loaded the answer may still change
-        _known[index] = reason
+        _reasons[index] = reason
     return reason
 
 

@@ -150,7 +150,8 @@ def open_tensor(name: str, producer: Any, device: str, stream: int | None = None
         owner = type(producer).__name__
         read_only = f"{owner} hands out a copy of its memory; allowed: memory that can be written"
     itemsize = -(-tensor.bits * tensor.lanes // 8)
-    return OpenTensor(capsule, address, shape, strides, itemsize, itemsize, dtype, read_only)
+    steps = tuple([step * itemsize for step in strides])
+    return OpenTensor(capsule, address, shape, steps, itemsize, dtype, read_only)
 
 
 class _BFloat16:

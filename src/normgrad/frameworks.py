@@ -34,7 +34,7 @@ class Snapshot(NamedTuple):
         rooms: the bytes of each tensor's storage from its first element on, where a storage may be
             smaller than its tensor.
         owners: what keeps the memory alive even if other code replaces that of a tensor.
-        opened: nothing, since no tensor was opened.
+        open_tensors: nothing, since no tensor was opened.
     """
 
     framework: Framework
@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
     signature: tuple[Any, ...]
     rooms: Sequence[int] = ()
     owners: Sequence[Any] = ()
-    opened: None = None
+    open_tensors: None = None
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -169,7 +169,7 @@ class NumPy(Framework):
         name_of_dtype = str(array.dtype) if array.dtype.isnative else array.dtype.str
         read_only = "a read-only array; allowed: one that can be written"
         return OpenTensor(
-            array, address_of(array), array.shape, array.strides, array.itemsize, 1,
+            array, address_of(array), array.shape, array.strides, array.itemsize,
             dtype or name_of_dtype, None if array.flags.writeable else read_only, original,
         )  # fmt: skip
 
@@ -222,9 +222,9 @@ class Torch(Framework):
         self._from_torch = {getattr(torch, dtype.name): dtype for dtype in dtypes.BY_NAME.values()}
         self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
         self._cpu = torch.device("cpu")
-        self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._types = (torch.Tensor, torch.nn.Parameter)
         self._increment = torch.autograd.graph.increment_version
-        COUNTED.update(self._plain)
+        COUNTED.update(self._types)
 
     def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         dispatch = self._torch.Tensor.__torch_dispatch__
@@ -235,7 +235,7 @@ class Torch(Framework):
             )
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
-            if type(value) not in self._plain:  # a subclass may redefine data_ptr()
+            if type(value) not in self._types:  # a subclass may redefine data_ptr()
                 value = self._torch.Tensor.as_subclass(value, self._torch.Tensor)
         with suppress(RuntimeError):  # a batched tensor has no storage, and no address below
             reason = self.shortage(value)
@@ -253,8 +253,9 @@ class Torch(Framework):
             address = value.data_ptr()
         except RuntimeError as error:
             address = str(error)
-        shape, strides, dtype = value.shape, value.stride(), self._dtype_of(value)
-        return OpenTensor(value, address, shape, strides, size, size, dtype, None, original)
+        steps = tuple([step * size for step in value.stride()])
+        dtype = self._dtype_of(value)
+        return OpenTensor(value, address, value.shape, steps, size, dtype, None, original)
 
     def _dtype_of(self, value: Any) -> DType | str:
         """The tensor's dtype, or the name of one that no operator takes."""
@@ -322,7 +323,7 @@ class Torch(Framework):
                     addresses.append(0)
                     rooms.append(sys.maxsize)
                     continue
-                if type(value) not in self._plain or value.is_neg():
+                if type(value) not in self._types or value.is_neg():
                     return None
                 storage = value.untyped_storage()
                 start, offset = storage.data_ptr(), value.storage_offset() * value.itemsize

@@ -147,7 +147,7 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
     return False
 
 
-def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
+def reshape_strides(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """The strides of a view under another shape with the same elements in row-major order.
 
     The result is None if no strides describe such a view.

@@ -34,22 +34,22 @@ class KernelError(RuntimeError):
 
 #: Whether the last fork got the lock, and whether this process was forked while another thread held
 #: it. That thread does not exist in the child, and never releases the lock.
-_waited = _lost = False
+_fork_has_lock = _lock_is_lost = False
 
 
 def _before_fork() -> None:
-    global _waited
-    _waited = not _lost and LOADING.acquire(timeout=PATIENCE)
+    global _fork_has_lock
+    _fork_has_lock = not _lock_is_lost and LOADING.acquire(timeout=PATIENCE)
 
 
 def _after_in_parent() -> None:
-    if _waited:
+    if _fork_has_lock:
         LOADING.release()
 
 
 def _after_in_child() -> None:
-    global _lost
-    _lost = not _waited
+    global _lock_is_lost
+    _lock_is_lost = not _fork_has_lock
     _after_in_parent()
 
 
@@ -76,7 +76,7 @@ def exclusive() -> Iterator[None]:
 
     It raises a RuntimeError if this process was forked while another thread was in one.
     """
-    if _lost:
+    if _lock_is_lost:
         raise RuntimeError(
             "this process was forked while another thread was compiling kernels; allowed: a fork "
             "before or after that, or another start method, such as multiprocessing's 'spawn'"

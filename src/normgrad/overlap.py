@@ -83,12 +83,11 @@ def check(
     ``workspace`` is the part of its memory that is used, as bytes, and its owner.
     """
     probes_inputs = not (call.framework.is_known or on_gpu)
-    opened = call.opened or ()
-    unwritable = _newly_unwritable if call.opened is None else _unwritable
+    open_tensors = call.open_tensors or ()
     # The original memory of inputs that were copied to be read: writing to it would change them.
     copied = [
         (place.name, each.original)
-        for place, each in zip(inputs, opened, strict=False)
+        for place, each in zip(inputs, open_tensors, strict=False)
         if place is not None and each is not None and each.original is not None
     ]
 
@@ -112,12 +111,12 @@ def check(
             if probes_inputs:
                 reason = pages.unreadable(low, high)
         else:
-            each = opened[index] if opened else None
+            each = open_tensors[index] if open_tensors else None
             reason = None if each is None else each.read_only
             # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that
             # the framework did not allocate.
             if reason is None and not on_gpu:
-                reason = unwritable(value, low, high)
+                reason = _unwritable(None if open_tensors else value, low, high)
         if reason is not None:
             raise ValueError(f"{place.name}: {reason}")
         if is_output:
@@ -130,7 +129,7 @@ def check(
     if workspace is not None:
         region, owner = workspace
         low, high = region.address, region.address + region.shape[0]
-        reason = None if on_gpu else unwritable(owner, low, high)
+        reason = None if on_gpu else _unwritable(None if open_tensors else owner, low, high)
         if reason is not None:
             raise ValueError(f"workspace: {reason}")
         for first, end, other, elsewhere in occupied:
@@ -146,16 +145,11 @@ _writable: WeakValueDictionary[tuple[int, int, int], Any] = WeakValueDictionary(
 
 
 def _unwritable(owner: Any, first: int, end: int) -> str | None:
-    """The reason why the bytes of a tensor or workspace cannot be written; None if they can."""
-    return pages.unwritable(first, end)
-
-
-def _newly_unwritable(owner: Any, first: int, end: int) -> str | None:
-    """As :func:`_unwritable`, but only once for each tensor or workspace that can be written."""
+    """The reason why bytes cannot be written; asked only once of an owner whose bytes can be."""
     key = id(owner), first, end
-    if _writable.get(key) is owner:
+    if owner is not None and _writable.get(key) is owner:
         return None
-    reason = _unwritable(owner, first, end)
+    reason = pages.unwritable(first, end)
     if reason is None:
         with suppress(TypeError):  # not every object can be referred to weakly
             _writable[key] = owner

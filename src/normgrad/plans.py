@@ -191,7 +191,7 @@ class Plan:
         arguments = Arguments(self._operator, self._results, tensors, outputs)
         self._compare(arguments)
         result = self.run_checked(arguments, workspace)
-        if snapshot is not None and arguments.is_plain:
+        if snapshot is not None and arguments.is_direct:
             keep(self._signatures, snapshot.signature, None)
         return result
 
@@ -267,14 +267,14 @@ class Plan:
         makers = self._makers.get(call.framework) or self._makers_of(call.framework)
         for index in self._absent:
             results[index] = None
-        is_given = [value is not None for value in results]
+        is_callers = [value is not None for value in results]
         scratch_memory = start, _, region = self._scratch(workspace)
-        if True in is_given or region or call.opened or self._on_gpu:
+        if True in is_callers or region or call.open_tensors or self._on_gpu:
             check(call, self.inputs, self.outputs, region, self._on_gpu)
 
         addresses = [*call.addresses, start, 0]
         for index, place, make, like in makers:
-            if not is_given[index]:
+            if not is_callers[index]:
                 try:
                     results[index] = new = make(call.like if like is None else call.tensors[like])
                 except (MemoryError, RuntimeError):
@@ -285,11 +285,11 @@ class Plan:
         if self._leaves_spare and region is None:
             self._spare.append(scratch_memory)
 
-        if counts and True in is_given:
-            frameworks.count_writes(compress(call.tensors[first:], is_given))
-        if call.opened:
+        if counts and True in is_callers:
+            frameworks.count_writes(compress(call.tensors[first:], is_callers))
+        if call.open_tensors:
             for index, *_ in makers:
-                if not is_given[index]:
+                if not is_callers[index]:
                     results[index] = call.framework.result(results[index], call.like)
         return self._operator.result(results)
 
@@ -372,7 +372,7 @@ _plans: dict[Hashable, Plan] = {}
 #: ``read_next``, the options and their types, the tensors' signature).
 _ready: dict[Hashable, Plan] = {}
 #: The types of options that are distinguished by their values and types.
-_PLAIN = frozenset((bool, int, float, tuple, type(None)))
+_OPTION_TYPES = frozenset((bool, int, float, tuple, type(None)))
 
 
 def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
@@ -421,7 +421,7 @@ def call(
         )
         keep(_plans, checked, plan)
     result = plan.run_checked(arguments, None, counts)
-    if key is not None and arguments.is_plain:
+    if key is not None and arguments.is_direct:
         keep(_ready, key, plan)
     if tell is not None:
         tell(plan)
@@ -440,4 +440,4 @@ def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
     kinds = tuple(map(type, values))
     if tuple in kinds:
         kinds += tuple([type(each) for value in values if type(value) is tuple for each in value])
-    return kinds if _PLAIN.issuperset(kinds) else None
+    return kinds if _OPTION_TYPES.issuperset(kinds) else None

@@ -121,8 +121,8 @@ class OpenTensor(NamedTuple):
     Attributes:
         tensor: the framework's plain tensor, or another object that keeps the memory alive.
         address: the address of the first element, or the reason why it has none.
-        shape, strides: the size of each axis, and its stride in units of ``unit`` bytes.
-        itemsize, unit: the bytes of an element, and of the strides' unit, which is an element or 1.
+        shape, steps: the size of each axis, and its stride in bytes.
+        itemsize: the bytes of an element.
         dtype: the dtype, or the name of one that no operator takes.
         read_only: the reason why the tensor must not be written to; None if the framework has none.
         original: the memory of the caller's tensor, if ``tensor`` is a copy.
@@ -131,9 +131,8 @@ class OpenTensor(NamedTuple):
     tensor: Any
     address: int | str
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    steps: tuple[int, ...]
     itemsize: int
-    unit: int
     dtype: DType | str
     read_only: str | None = None
     original: layout.Region | None = None
@@ -142,20 +141,12 @@ class OpenTensor(NamedTuple):
         """The tensor's :class:`TensorSpec`; messages have its name and the allowed dtypes."""
         if isinstance(self.dtype, str):
             raise dtypes.unsupported(name, self.dtype, allowed)
-        strides: Sequence[int] = self.strides
-        if self.unit != self.itemsize:
-            if not layout.divides(self.itemsize, self.shape, strides):
-                raise ValueError(
-                    f"{name}: strides {strides} bytes; allowed: multiples of the item size, "
-                    f"{self.itemsize}"
-                )
-            strides = [step // self.itemsize for step in strides]
-        return TensorSpec(self.shape, self.dtype, strides)
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The strides in bytes."""
-        return tuple([step * self.unit for step in self.strides])
+        if not layout.divides(self.itemsize, self.shape, self.steps):
+            raise ValueError(
+                f"{name}: strides {self.steps} bytes; allowed: multiples of the item size, "
+                f"{self.itemsize}"
+            )
+        return TensorSpec(self.shape, self.dtype, [step // self.itemsize for step in self.steps])
 
     @property
     def contiguous_bytes(self) -> int | None:

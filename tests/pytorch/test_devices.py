@@ -22,7 +22,7 @@ def seen(monkeypatch):
 @pytest.fixture
 def on_gpu(monkeypatch, seen):
     kind = stand_in.torch_on_gpu(monkeypatch, seen)
-    monkeypatch.setattr(watching, "_PLAIN", (*watching._PLAIN, kind))
+    monkeypatch.setattr(watching, "_TENSOR_TYPES", (*watching._TENSOR_TYPES, kind))
     return kind.of
 
 
@@ -152,10 +152,10 @@ def test_every_operator_has_kernels_for_every_device():
 def test_a_graph_s_capture_is_told_nothing(monkeypatch, on_gpu):
     """What the ranks tell each other is read, which a capture cannot wait for."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(synchronised, "_agreed", set())
+    monkeypatch.setattr(synchronised, "_agreements", set())
     monkeypatch.setattr(collectives, "name_of", lambda group: "group")
     synchronised._check_ranks_agree(0, object(), {}, on_gpu(torch.ones(3, 4)))
-    assert not synchronised._agreed
+    assert not synchronised._agreements
 
 
 def test_whether_gpus_are_usable_is_a_constant_to_the_compiler(seen):

@@ -258,7 +258,7 @@ def _operand(signature: Signature, wanted: Dims | None) -> _Operand:
     dtype = dtypes.BY_NAME[signature.dtype_name]
     if wanted is None or wanted == signature.dims:
         return _Operand(TensorSpec(signature.dims, dtype, signature.steps), False)
-    steps = layout.reshaped(signature.dims, signature.steps, wanted)
+    steps = layout.reshape_strides(signature.dims, signature.steps, wanted)
     return _Operand(TensorSpec(wanted, dtype, steps), is_copy=steps is None)
 
 

@@ -14,7 +14,6 @@ from ..contract import (
     Operator,
     Output,
     Parameter,
-    only,
 )
 from ..plans import call
 from ..problem import Role
@@ -170,7 +169,6 @@ BATCH_NORM_ELEMT = Operator(
     ),
     options=("channel_axis",),
     all_outputs=(OUTPUT,),
-    result=only,
 )
 
 
@@ -301,7 +299,6 @@ BATCH_NORM_BACKWARD_ELEMT = Operator(
     ),
     options=("channel_axis",),
     all_outputs=(GRAD_INPUT._replace(mask=None),),
-    result=only,
 )
 
 

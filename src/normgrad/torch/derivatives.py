@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels import wide
+from .kernels import arithmetic
 from .schemas import overload
 
 
@@ -57,7 +57,7 @@ class Normalisation:
         and ⟨x⟩₀ and v₀ are ⟨x⟩ and v without derivatives. If ``centred`` is false there is no μ,
         and P(v) = v − x̂·⟨v·x̂⟩.
         """
-        self._dtype = wide(data)
+        self._dtype = arithmetic(data)
         self._shape, self._set_axes, self._channel_axes = shape, set_axes, channel_axes
         self._constant, self._centred = constant, centred
         x = self._data(data)
@@ -189,7 +189,7 @@ class SynchronisedNormalisation(Normalisation):
     ) -> None:
         """``count`` is the number of elements per channel, summed over all ranks."""
         self._group_name = group_name
-        self._count = count.sum().to(wide(data)).clamp(min=1)
+        self._count = count.sum().to(arithmetic(data)).clamp(min=1)
         super().__init__(data, mean, invstd, data.shape, _axes(data), _axes(data))
 
     def _mean(self, values: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def of_channels(choices: Any, data: Tensor, mean: Any, spread: Any) -> Normalisa
         channels = data.shape[1]
         mean = data.new_zeros(channels) if mean is None else mean
         variance = data.new_ones(channels) if spread is None else spread
-        dtype = torch.promote_types(wide(data), variance.dtype)
+        dtype = torch.promote_types(arithmetic(data), variance.dtype)
         spread = (variance.to(dtype) + eps).rsqrt()
     axes = _axes(data)
     return Normalisation(data, mean, spread, data.shape, axes, axes, constant=not training, eps=eps)
@@ -262,7 +262,7 @@ def formula_vjp(
     The arithmetic is float32, or float64 if the first tensor is; each result is rounded once.
     """
     assert tensors[0] is not None
-    dtype = wide(tensors[0])
+    dtype = arithmetic(tensors[0])
     places = [place for place, want in enumerate(mask) if want]
     products: list[Tensor | None] = [None] * len(tensors)
     moved = [value.to(dtype) for value in cotangents if value is not None]

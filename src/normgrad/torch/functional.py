@@ -17,7 +17,7 @@ from . import collectives, layers, watching
 from .nodes import call_and_store
 
 
-def _compute(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def _compute(function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
     """Compute one of the functions below, or let a class or mode of PyTorch's handle the call."""
     if has_torch_function(arguments) and not any(map(watching.has_rules, arguments)):
         output: Tensor = handle_torch_function(function, arguments, *arguments)
@@ -51,7 +51,7 @@ def batch_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     arguments = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _compute(batch_norm, *arguments)
+    return _compute(batch_norm, arguments)
 
 
 def cumulative_batch_norm(
@@ -69,7 +69,7 @@ def cumulative_batch_norm(
     this one, as a tensor of one integer.
     """
     arguments = (input, running_mean, running_var, weight, bias, batches, eps)
-    return _compute(cumulative_batch_norm, *arguments)
+    return _compute(cumulative_batch_norm, arguments)
 
 
 def sync_batch_norm(
@@ -192,7 +192,7 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    return _compute(group_norm, input, num_groups, weight, bias, eps)
+    return _compute(group_norm, (input, num_groups, weight, bias, eps))
 
 
 def layer_norm(
@@ -216,7 +216,7 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    return _compute(layer_norm, input, normalized_shape, weight, bias, eps)
+    return _compute(layer_norm, (input, normalized_shape, weight, bias, eps))
 
 
 def rms_norm(
@@ -237,7 +237,7 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    return _compute(rms_norm, input, normalized_shape, weight, eps)
+    return _compute(rms_norm, (input, normalized_shape, weight, eps))
 
 
 def instance_norm(
@@ -264,4 +264,4 @@ def instance_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     arguments = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    return _compute(instance_norm, *arguments)
+    return _compute(instance_norm, arguments)

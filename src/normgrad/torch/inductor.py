@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from ..contract import Kind
-from .kernels import FAKES, wide
+from .kernels import FAKES, arithmetic
 from .schemas import SCHEMAS, overload
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
         if by_row and not is_small and arguments[0].device.type == "cpu":
             return kernel(*arguments)
         promised = FAKES[name](*arguments)
-        dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
+        dtype = arithmetic(*[value for value in arguments[:2] if isinstance(value, Tensor)])
         results = formula(
             *[value.to(dtype) if isinstance(value, Tensor) else value for value in arguments]
         )
@@ -111,7 +111,7 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
 DECOMPOSITIONS = {name: _decomposition(name, formula) for name, formula in _FORMULAS.items()}
 
 
-def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
+def with_registration(fake: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an operator's fake kernel so that it registers the decompositions if Dynamo is loaded.
 
     Dynamo runs fake kernels before inductor reads its tables, so they import the module of these,

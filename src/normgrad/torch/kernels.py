@@ -25,14 +25,14 @@ from . import extension
 from .schemas import ATEN, SCHEMAS, Schema
 
 
-def wide(*tensors: Tensor) -> torch.dtype:
+def arithmetic(*tensors: Tensor) -> torch.dtype:
     """The dtype of the arithmetic: float64 if one of the data tensors has it, otherwise float32."""
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
 def absent_of(operator: Operator, input: Tensor) -> Tensor:
     """The empty tensor that stands for an absent result of an operator."""
-    return input.new_empty(0, dtype=input.dtype if operator.is_gradient else wide(input))
+    return input.new_empty(0, dtype=input.dtype if operator.is_gradient else arithmetic(input))
 
 
 def output_for(input: Tensor) -> Tensor | None:
@@ -105,7 +105,7 @@ def _fake(schema: Schema) -> Callable[..., Any]:
                 other = None if operator.is_gradient else output_for(data)
                 results.append(_like(data) if other is None else other)
             else:
-                dtype = wide(source) if output.is_wide else source.dtype
+                dtype = arithmetic(source) if output.is_wide else source.dtype
                 if output.kind is Kind.COUNT:
                     dtype = torch.int64
                 results.append(torch.empty(shapes[output.kind], dtype=dtype, device=data.device))

@@ -268,7 +268,8 @@ def _compute(
     if not _SUPPORTS[norm.name](tensors, choices):
         return _call_stock(stock, arguments, batches)
     running = tensors[3:]
-    is_stored = bool(running and choices[0] and running[0] is not None)  # batch norm's ``training``
+    is_training = choices[0]  # of batch norm, which alone has running statistics
+    updates_running = bool(running and is_training and running[0] is not None)
     # CUDA's autocast leaves batch norm and instance norm as they are.
     if (
         name not in ("batch_norm", "instance_norm")
@@ -277,9 +278,9 @@ def _compute(
     ):
         tensors = tuple(map(_as_autocast, tensors))
     if watching.unwatched() and watching.readable(*tensors):
-        updated = running if is_stored and batches is None else ()
-        results = _run_plan(norm, tensors, choices, updated)
-        if is_stored and batches is not None:
+        running_out = running if updates_running and batches is None else ()
+        results = _run_plan(norm, tensors, choices, running_out)
+        if updates_running and batches is not None:
             update_running(running, results[3:], batches)
         return _attach_node(norm, results, tensors, choices)
     fits = True
@@ -292,7 +293,7 @@ def _compute(
             # A transform has computed the new ones, as one for each member of vmap's batch.
             fits = False
 
-    results = call_schema(norm.schema, (*tensors, *choices), store if is_stored else None)
+    results = call_schema(norm.schema, (*tensors, *choices), store if updates_running else None)
     if not fits:
         # PyTorch's function raises an error that names a remedy.
         return _call_stock(stock, arguments, batches)
@@ -301,15 +302,15 @@ def _compute(
 
 
 def _run_plan(
-    norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...], updated: tuple[Any, ...]
+    norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...], running_out: tuple[Any, ...]
 ) -> Any:
     """The results of a norm's operator by its plan, which overwrites these running statistics."""
     extension.mention(tensors[0].is_cuda)
     output, operator = output_for(tensors[0]), norm.schema.operator
     out = None
-    if output is not None or updated:
-        absent = len(operator.all_outputs) - 1 - len(updated)
-        out = (output, *[None] * absent, *updated)
+    if output is not None or running_out:
+        absent = len(operator.all_outputs) - 1 - len(running_out)
+        out = (output, *[None] * absent, *running_out)
     plans: list[Any] = []
     results = call(operator, tensors, out, choices, read_next=True, counts=False, tell=plans.append)
     extension.hand_over(plans[0], operator.names, tensors, results)

@@ -135,7 +135,7 @@ class Node(_SingleLevelFunction):
         return tensors, constants, options
 
 
-def unmasked(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
+def apply_mask(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     """The values, with None in place of those that are masked off."""
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
@@ -270,7 +270,7 @@ class Forward(Node):
         if not torch.is_grad_enabled() and unwatched() and readable(*tensors):
             return None, *call(norm.gradient.operator, tensors, None, choices, read_next=True)
         with _WithoutSubclasses():
-            return None, *unmasked(call_schema(norm.gradient, (*tensors, *choices)), mask)
+            return None, *apply_mask(call_schema(norm.gradient, (*tensors, *choices)), mask)
 
     @staticmethod
     @of_primals
@@ -304,7 +304,7 @@ class Gradients(Node):
         with _WithoutSubclasses():
             products = normalisation.double_backward(grad_out, weight, *cotangents)
             gradients = map(like, products, (grad_out, input, weight))
-            return None, *unmasked(gradients, ctx.needs_input_grad[1:])
+            return None, *apply_mask(gradients, ctx.needs_input_grad[1:])
 
 
 class Backward(Gradients):
@@ -317,7 +317,7 @@ class Backward(Gradients):
         tensors, choices, mask = cls.norm.read_gradient(arguments)
         forms = [(value.shape, value.dtype) for value in results]
         statistics = [tensors[name] for name in cls.norm.statistics(choices)]
-        return [tensors[name] for name in _FIRST], statistics, (choices, unmasked(forms, mask))
+        return [tensors[name] for name in _FIRST], statistics, (choices, apply_mask(forms, mask))
 
     @staticmethod
     @of_primals
@@ -385,7 +385,7 @@ class BatchNormElemt(Node):
                 dtype = sum_dy.dtype
                 gain = 1.0 if weight is None else weight.to(dtype)
                 gradients[3:] = -gain * invstd.to(dtype) * sum_dy, gain * sum_dy_xmu
-        return None, *map(like, unmasked(gradients, mask), saved)
+        return None, *map(like, apply_mask(gradients, mask), saved)
 
 
 class AllReduceSum(Node):
@@ -416,7 +416,7 @@ class SyncBatchNorm(Node):
         if grad_out is None:
             return (None,) * 4
         gradients = overload("sync_batch_norm_backward")
-        return None, *unmasked(gradients(grad_out, *ctx.saved_tensors, *ctx.choices, mask), mask)
+        return None, *apply_mask(gradients(grad_out, *ctx.saved_tensors, *ctx.choices, mask), mask)
 
 
 class SyncBatchNormBackward(Gradients):

@@ -21,7 +21,7 @@ from torch import Tensor
 from . import batching, extension, inductor, layers, nodes, synchronised
 from .kernels import FAKES, KERNELS
 from .schemas import NAMESPACE, SCHEMAS, overload
-from .watching import untraced
+from .watching import hide_from_dynamo
 
 __all__ = [*SCHEMAS]
 
@@ -50,17 +50,17 @@ def _define(name: str, text: str, kernel: Callable[..., Any], fake: Callable[...
         LIBRARY.impl(computed, torch.library.fallthrough_kernel, "Autograd")
         extension.implement(name)
     for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
-        LIBRARY.impl(computed, untraced(kernel), device)
+        LIBRARY.impl(computed, hide_from_dynamo(kernel), device)
 
 
 def _register(name: str) -> Any:
     schema = SCHEMAS[name]
     qualified = f"{NAMESPACE}::{name}"
-    _define(name, schema.text, _KERNELS[name], inductor.announced(FAKES[name]))
+    _define(name, schema.text, _KERNELS[name], inductor.with_registration(FAKES[name]))
     if name in inductor.DECOMPOSITIONS:
         second = inductor.kernel_name(name)
         _define(second, schema.text.replace(name, second, 1), _KERNELS[name], FAKES[name])
-    LIBRARY.impl(name, untraced(nodes.kernel(name)), "Autograd")
+    LIBRARY.impl(name, hide_from_dynamo(nodes.kernel(name)), "Autograd")
     call = overload(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..contract import GRAD_INPUT, Kind, Operator, Output, Parameter, only
+from ..contract import GRAD_INPUT, Kind, Operator, Output, Parameter
 from ..operators.by_name import PLANNED
 from ..problem import Role
 
@@ -151,7 +151,6 @@ _SYNCHRONISED = (
             parameters=(Parameter("values", Kind.CHANNEL, required=True),),
             options=(),
             all_outputs=(Output("total", Kind.CHANNEL, Role.RESULT, ("values",)),),
-            result=only,
         ),
         "Tensor values, str group_name",
     ),

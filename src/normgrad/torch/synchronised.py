@@ -21,12 +21,12 @@ from ..operators.sync_batch_norm import (
     batch_norm_stats,
 )
 from . import collectives
-from .kernels import KERNELS, output_for, wide
+from .kernels import KERNELS, arithmetic, output_for
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
 #: The pairs of a layer's key and a group's name for which the ranks have passed the check.
-_agreed: set[tuple[int, str]] = set()
+_agreements: set[tuple[int, str]] = set()
 
 
 def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Tensor) -> None:
@@ -36,7 +36,7 @@ def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Ten
     is fixed, comes first.
     """
     marker = key, collectives.name_of(group)
-    if key < 0 or marker in _agreed:
+    if key < 0 or marker in _agreements:
         return
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # a CUDA graph's capture cannot read results; a later call outside does the check
@@ -54,7 +54,7 @@ def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Ten
                 f"sync_batch_norm: {name}: {by_rank}; allowed: the same on all ranks of group "
                 f"{marker[1]!r}"
             )
-    _agreed.add(marker)
+    _agreements.add(marker)
 
 
 def _spelled(name: str, value: float) -> str:
@@ -111,7 +111,7 @@ def sync_batch_norm(
         input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
         running_var, counts, momentum=momentum, eps=eps,
     )  # fmt: skip
-    real = wide(input)
+    real = arithmetic(input)
     mean, invstd = mean.to(real), invstd.to(real)
     running = [mean.new_empty(0) if new is None else new for new in running]
     output = batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))

@@ -14,11 +14,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 _C = torch._C
-_PLAIN = (Tensor, torch.nn.Parameter, type(None))
-_PLAIN_KEYS = _C._dispatch_keys(torch.empty(0))
+_TENSOR_TYPES = (Tensor, torch.nn.Parameter, type(None))
+_DENSE_KEYS = _C._dispatch_keys(torch.empty(0))
 for _key in (_C.DispatchKey.CUDA, _C.DispatchKey.AutogradCUDA, _C.DispatchKey.AutocastCUDA):
-    _PLAIN_KEYS |= _C.DispatchKeySet(_key)
-_PLAIN_BITS = _PLAIN_KEYS.raw_repr()
+    _DENSE_KEYS |= _C.DispatchKeySet(_key)
+_DENSE_BITS = _DENSE_KEYS.raw_repr()
 #: The subclasses with which PyTorch traces programs; they take any operator.
 _TRACING = (FakeTensor, FunctionalTensor)
 #: How classes handle functions if they have no rules of their own.
@@ -52,9 +52,9 @@ def readable(*tensors: Any) -> bool:
     that transforms batch, wrap or replace by zeros, and views that negate.
     """
     return all(
-        type(value) in _PLAIN
+        type(value) in _TENSOR_TYPES
         # A difference of sets would keep the bits of their devices.
-        and (value is None or (_C._dispatch_keys(value) | _PLAIN_KEYS).raw_repr() == _PLAIN_BITS)
+        and (value is None or (_C._dispatch_keys(value) | _DENSE_KEYS).raw_repr() == _DENSE_BITS)
         for value in tensors
     )
 
@@ -66,7 +66,7 @@ def has_rules(value: Any) -> bool:
     """
     kind: Any = type(value)
     return (
-        kind not in _PLAIN
+        kind not in _TENSOR_TYPES
         and isinstance(value, Tensor)
         and not isinstance(value, _TRACING)
         and (
@@ -105,7 +105,7 @@ def leaves_averaging(batches: Tensor, *statistics: Tensor) -> bool:
     return _C._are_functorch_transforms_active() or not all(map(is_constant, statistics))
 
 
-def untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def hide_from_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a kernel so that Dynamo does not trace it.
 
     If Dynamo cannot compile some part of a function, it inspects every Python frame that this part
