@@ -19,7 +19,7 @@ from normgrad.backends import choice
 from normgrad.backends.cpu import runtime as cpu_runtime
 from normgrad.backends.cpu import schedule as cpu
 from normgrad.machine import Machine
-from normgrad.overlap import used
+from normgrad.overlap import usable_size
 from normgrad.problem import WORKSPACE
 
 PACKAGE = "normgrad.backends.triton"
@@ -42,7 +42,7 @@ class Schedule:
     @property
     def workspace_size(self) -> int:
         size: int = self.cpu.workspace_size
-        return size and used(size, cpu.ALIGNMENT) + ALIGNMENT - 1
+        return size and usable_size(size, cpu.ALIGNMENT) + ALIGNMENT - 1
 
     @property
     def path(self) -> str:

@@ -87,11 +87,11 @@ class Arguments:
         ]
         self.specs: dict[str, TensorSpec | None] = {}
         declared: tuple[Parameter | Output, ...] = (*operator.parameters, *outputs)
-        for name, opened, each in zip(names, self.open_tensors, declared, strict=True):
+        for name, tensor, each in zip(names, self.open_tensors, declared, strict=True):
             self.specs[each.name] = None
-            if opened is not None:
+            if tensor is not None:
                 with naming(name):
-                    self.specs[each.name] = opened.spec(name, each.kind.dtypes)
+                    self.specs[each.name] = tensor.spec(name, each.kind.dtypes)
         self.key: Hashable = (self.framework, self.device, *self.specs.values())
 
     def _open(self, name: str, value: Any, writing: bool) -> OpenTensor:

@@ -68,7 +68,7 @@ def check_same(name: str, device: str, expected: str, first: str) -> None:
         raise ValueError(f"{name}: on device {device}; allowed: {expected}, where {first} is")
 
 
-def named(device: Any) -> str:
+def full_name(device: Any) -> str:
     """The full name, with an index, of a device that a caller names in any form."""
     torch = sys.modules.get("torch")
     if not isinstance(device, str) and not isinstance(device, getattr(torch, "device", ())):

@@ -36,17 +36,17 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """
     if 0 in shape:
         return tuple(strides)
-    placed = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
-    placed.sort(key=lambda axis: -abs(strides[axis]))
+    strided = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
+    strided.sort(key=lambda axis: -abs(strides[axis]))
     step = 1
-    for axis in reversed(placed):
+    for axis in reversed(strided):
         if strides[axis] != step:
             break
         step *= shape[axis]
     else:
         if step == prod(shape):
             return tuple(strides)
-    order = placed
+    order = strided
     for axis in reversed(range(len(shape))):
         if axis not in order:
             order.insert(order.index(axis + 1) if axis + 1 < len(shape) else len(order), axis)
@@ -197,14 +197,14 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     if len(longer) < 2:
         return longer
     longer.sort(key=lambda axis: [*map(abs, axis.strides)], reverse=True)
-    merged = longer[:1]
+    result = longer[:1]
     for axis in longer[1:]:
-        outer = merged[-1]
+        outer = result[-1]
         if outer.strides == tuple([axis.size * step for step in axis.strides]):
-            merged[-1] = Axis(outer.size * axis.size, axis.strides)
+            result[-1] = Axis(outer.size * axis.size, axis.strides)
         else:
-            merged.append(axis)
-    return merged
+            result.append(axis)
+    return result
 
 
 def ceil_div(number: int, divisor: int) -> int:

@@ -17,7 +17,7 @@ from .frameworks import Snapshot
 from .tensor import TensorSpec
 
 
-def used(workspace_size: int, alignment: int) -> int:
+def usable_size(workspace_size: int, alignment: int) -> int:
     """The number of bytes of a workspace that are used, from the first aligned byte on."""
     return max(0, workspace_size - alignment + 1)
 
@@ -85,19 +85,19 @@ def check(
     probes_inputs = not (call.framework.is_known or on_gpu)
     open_tensors = call.open_tensors or ()
     # The original memory of inputs that were copied to be read: writing to it would change them.
-    copied = [
+    originals = [
         (place.name, each.original)
         for place, each in zip(inputs, open_tensors, strict=False)
         if place is not None and each is not None and each.original is not None
     ]
 
-    def check_copied(name: str, region: layout.Region) -> None:
-        for other, original in copied:
+    def check_original(name: str, region: layout.Region) -> None:
+        for other, original in originals:
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
     # The first byte of each tensor, one past its last, its place and its address.
-    occupied: list[tuple[int, int, Place, int]] = []
+    spans: list[tuple[int, int, Place, int]] = []
     tensors = zip((*inputs, *outputs), call.tensors, call.addresses, strict=False)
     for index, (place, value, address) in enumerate(tensors):
         if place is None or value is None:
@@ -120,23 +120,23 @@ def check(
         if reason is not None:
             raise ValueError(f"{place.name}: {reason}")
         if is_output:
-            for first, end, other, elsewhere in occupied:
+            for first, end, other, elsewhere in spans:
                 if first < high and low < end and place.overlaps(address, other, elsewhere):
                     raise _shares(place.name, other.name, place.in_place)
-            if copied:
-                check_copied(place.name, place.spec.region(address))
-        occupied.append((low, high, place, address))
+            if originals:
+                check_original(place.name, place.spec.region(address))
+        spans.append((low, high, place, address))
     if workspace is not None:
         region, owner = workspace
         low, high = region.address, region.address + region.shape[0]
         reason = None if on_gpu else _unwritable(None if open_tensors else owner, low, high)
         if reason is not None:
             raise ValueError(f"workspace: {reason}")
-        for first, end, other, elsewhere in occupied:
+        for first, end, other, elsewhere in spans:
             is_near = first < high and low < end
             if is_near and layout.overlap(region, other.spec.region(elsewhere)):
                 raise _shares("workspace", other.name)
-        check_copied("workspace", region)
+        check_original("workspace", region)
 
 
 #: Tensors and workspaces that can be written, by their identities and bounds, for as long as

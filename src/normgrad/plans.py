@@ -20,7 +20,7 @@ from .backends import choice
 from .contract import Operator, Specs
 from .frameworks import Framework, Snapshot
 from .options import Options
-from .overlap import Place, check, used
+from .overlap import Place, check, usable_size
 from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
 from .workspaces import scratch
@@ -364,7 +364,7 @@ class Plan:
         if not size:
             return 0, None, None
         start, owner = scratch(size, alignment, workspace, self.device)
-        return start, owner, (layout.Region(start, (used(size, alignment),), (1,), 1), owner)
+        return start, owner, (layout.Region(start, (usable_size(size, alignment),), (1,), 1), owner)
 
 
 _plans: dict[Hashable, Plan] = {}

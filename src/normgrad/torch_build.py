@@ -45,19 +45,15 @@ def _prefix() -> str:
     return f"torch-{version}-{platform.machine()}-"
 
 
-def _name() -> str:
-    digest = hashlib.sha256(repr(_flags()).encode())
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    return f"{_prefix()}{digest.hexdigest()[:16]}.so"
-
-
 def path() -> Path:
     """The library for this PyTorch: the package's, or the cache's, which may not be built yet.
 
     It raises a PackageNotFoundError if PyTorch is not installed.
     """
-    name = _name()
+    digest = hashlib.sha256(repr(_flags()).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    name = f"{_prefix()}{digest.hexdigest()[:16]}.so"
     packaged = PACKAGED / name
     return packaged if packaged.exists() else cache.folder() / cache.TORCH / name
 

@@ -134,7 +134,7 @@ def _by_row(
     first = tensors[0].rank - len(options.normalized_shape)
     axes = _axes(tensors)
 
-    def merged(some: list[Axis], roles: list[Role]) -> list[Axis]:
+    def merge(some: list[Axis], roles: list[Role]) -> list[Axis]:
         """Merge axes of the tensors and of the vectors in these roles, which begin with them."""
         if any(axis.size == 0 for axis in some):
             return [Axis(0, (1,) * (3 + len(roles)))]
@@ -146,8 +146,8 @@ def _by_row(
 
     of_rows = [role for role in problem.vectors if role in STATISTICS]
     of_positions = [role for role in problem.vectors if role not in STATISTICS]
-    *outer_rows, rows = merged(axes[:first], of_rows)
-    *outer, positions = merged(axes[first:], of_positions)
+    *outer_rows, rows = merge(axes[:first], of_rows)
+    *outer, positions = merge(axes[first:], of_positions)
 
     def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
         """A vector with strides along its own axes, and strides of 0 along the other outer axes."""

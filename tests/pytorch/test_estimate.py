@@ -65,7 +65,7 @@ def test_what_is_kept_is_counted_once_and_without_parameters():
         (y * y * weight).sum().backward()
 
     # y twice, y * y, and neither weight nor x; multiplying by a number keeps nothing.
-    assert estimating._saved(step) == 2 * 10 * 6 * 4
+    assert estimating._saved_bytes(step) == 2 * 10 * 6 * 4
 
 
 def made(stock=10.0, layers=None, shares=None, spread=0.0, left=None):

@@ -77,8 +77,8 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
         elif argument in choices:
             choices[argument] = value
         else:
-            known = ", ".join(_signature(name))
-            raise TypeError(f"{argument}: no argument of {name}; allowed: {known}")
+            allowed = ", ".join(_signature(name))
+            raise TypeError(f"{argument}: no argument of {name}; allowed: {allowed}")
     for argument, value in choices.items():
         if value is inspect.Parameter.empty:
             raise TypeError(f"{argument}: missing; {name} has no default for it")
@@ -93,7 +93,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     if device is None:
         where = _where({**{name: arguments.get(name) for name in specs}, **outs})
     else:
-        where = devices.named(device)
+        where = devices.full_name(device)
     checked = contract.check(operator, options, specs, out_specs)
     return Plan(operator, options, specs, checked, device=where)
 

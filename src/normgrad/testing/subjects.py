@@ -327,7 +327,7 @@ def ours(device: str) -> Subject:
         try:
             import torch  # noqa: F401 - normgrad knows GPUs only once torch is imported
 
-            device = devices.named(device)
+            device = devices.full_name(device)
         except ModuleNotFoundError:
             raise SubjectError(
                 f"normgrad:{device}: device: {device!r}, without PyTorch; allowed: cpu"

@@ -137,19 +137,15 @@ def class_of(layer: Module) -> type[Module] | str:
     if "forward" in layer.__dict__:
         return "it has a forward of its own, which is not its class's"
     replacement = _class_for(kind)  # type: ignore[arg-type]
-    if _has_a_forward_of_its_own(kind, replacement):
+    is_registered = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
+    if not is_registered and (replacement == _OF_ITS_OWN or not issubclass(kind, _NORMS)):
+        # It may compute by itself what one of normgrad's formulas says.
         if formula := families.formula_of(layer):
             return _class_for(kind, formula)  # type: ignore[arg-type]
         # A class may call PyTorch's function with some options alone, or have a child of its name.
         if not (is_norm(layer) and families.calls(layer, _FUNCTIONS)):
             return _OF_ITS_OWN
     return replacement
-
-
-def _has_a_forward_of_its_own(kind: type[Module], replacement: type[Module] | str) -> bool:
-    """Whether a class may compute by itself what one of normgrad's formulas says."""
-    known = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
-    return not known and (replacement == _OF_ITS_OWN or not issubclass(kind, _NORMS))
 
 
 def _keys(kind: type[Module]) -> set[type[Module] | str]:
@@ -174,10 +170,10 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
     if theirs in LAYERS:
         return LAYERS[theirs]
     if formula is not None:
-        return _adapted(theirs, Ours, _by_formula(theirs, formula), formula)
+        return _adapt(theirs, Ours, _by_formula(theirs, formula), formula)
     for key in _keys(theirs) & _forwards.keys():
         ours = nn.SyncBatchNorm if issubclass(theirs, torch.nn.SyncBatchNorm) else Ours
-        return _adapted(theirs, ours, _forwards[key] or _by_mode(theirs))
+        return _adapt(theirs, ours, _forwards[key] or _by_mode(theirs))
     if issubclass(theirs, LazyModuleMixin):
         return "it has no parameters before its first call"
     base = next((cls for cls in theirs.__mro__ if cls in LAYERS), None)
@@ -185,16 +181,16 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
         return _OF_ITS_OWN
     if base is None:
         is_one = _NAMED.search(theirs.__name__) and _functions_named(theirs)
-        return _adapted(theirs, Ours, _by_mode(theirs)) if is_one else _OF_ITS_OWN
+        return _adapt(theirs, Ours, _by_mode(theirs)) if is_one else _OF_ITS_OWN
     for cls in theirs.__mro__[: theirs.__mro__.index(base)]:
         if "forward" not in cls.__dict__:
             continue
         if _functions_named(cls):
-            return _adapted(theirs, LAYERS[base], _by_mode(theirs))
+            return _adapt(theirs, LAYERS[base], _by_mode(theirs))
         # The names that super().forward uses:
         if not {"__class__", "forward"} <= _names_in(cls.__dict__["forward"]):
             return _OF_ITS_OWN
-    return _adapted(theirs, LAYERS[base])
+    return _adapt(theirs, LAYERS[base])
 
 
 def _by_mode(theirs: Any) -> Callable[..., Any]:
@@ -220,7 +216,7 @@ def _by_formula(theirs: Any, formula: families.Formula) -> Callable[..., Any]:
     return forward
 
 
-def _adapted(
+def _adapt(
     theirs: type[Module],
     ours: type[Module],
     compute: Callable[..., Any] | None = None,
@@ -236,7 +232,7 @@ def _adapted(
             return compute(layer, *args, **kwargs)
         return super(adapted, layer).forward(*args, **kwargs)
 
-    def reduced(layer: Any, protocol: int) -> Any:
+    def reduce_ex(layer: Any, protocol: int) -> Any:
         """Pickle the layer by its original class; unpickling creates this class again."""
         return (_blank, (theirs, *how), *super(adapted, layer).__reduce_ex__(2)[2:])
 
@@ -244,7 +240,7 @@ def _adapted(
         "__module__": theirs.__module__,
         "__qualname__": theirs.__qualname__,
         "__doc__": theirs.__doc__,
-        "__reduce_ex__": reduced,
+        "__reduce_ex__": reduce_ex,
         "forward": forward,
         "replaces": theirs,
     }

@@ -63,16 +63,16 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         size = info.batch_size
-        folded: list[Any] = []
+        call_arguments: list[Any] = []
         for name, value, dim in zip(schema.names, arguments, in_dims, strict=True):
             kind = schema.inputs.get(name)
             if value is None:
-                folded.append(None)
+                call_arguments.append(None)
             elif kind is not None:
-                folded.append(_fold(f"{schema.name}: {name}", value, dim, kind, size))
+                call_arguments.append(_fold(f"{schema.name}: {name}", value, dim, kind, size))
             else:
-                folded.append(value * size if name in _COUNTED else value)
-        results = call(*folded)
+                call_arguments.append(value * size if name in _COUNTED else value)
+        results = call(*call_arguments)
         alone = schema.operator.out_is_tensor
         pairs = zip((results,) if alone else results, schema.operator.all_outputs, strict=True)
         unfolded = [_unfold(value, output.kind, size) for value, output in pairs]

@@ -76,7 +76,7 @@ class Normalisation:
             if invstd is not None:
                 rest = self._with_ones(set_axes, invstd).pow(-2) - variance.detach()
             self._invstd = (variance + rest).rsqrt()
-        self._normalised = (x - mu) * self._invstd
+        self._xhat = (x - mu) * self._invstd
 
     def _data(self, values: Tensor) -> Tensor:
         return values.to(self._dtype).reshape(self._shape)
@@ -97,13 +97,13 @@ class Normalisation:
 
     def _along(self, values: Tensor) -> Tensor:
         """⟨v·x̂⟩."""
-        return self._mean(values * self._normalised)
+        return self._mean(values * self._xhat)
 
     def _project(self, values: Tensor) -> Tensor:
         """P(v)."""
         if self._constant:
             return values
-        along = self._normalised * self._along(values)
+        along = self._xhat * self._along(values)
         return values - self._mean(values) - along if self._centred else values - along
 
     def output_jvp(
@@ -111,14 +111,14 @@ class Normalisation:
         bias_t: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """The Jacobian-vector product of y = w·x̂ + b, which is w·r·P(ẋ) + ẇ·x̂ + ḃ."""
-        moved = torch.zeros_like(self._normalised)
+        product = torch.zeros_like(self._xhat)
         if input_t is not None:
-            moved = self._weighted(weight, self._invstd * self._project(self._data(input_t)))
+            product = self._weighted(weight, self._invstd * self._project(self._data(input_t)))
         if weight_t is not None:
-            moved = moved + self._weighted(weight_t, self._normalised)
+            product = product + self._weighted(weight_t, self._xhat)
         if bias_t is not None:
-            moved = moved + self._with_ones(self._channel_axes, bias_t)
-        return moved
+            product = product + self._with_ones(self._channel_axes, bias_t)
+        return product
 
     def gradients(self, grad_out: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The norm's gradients, which are linear in grad_out."""
@@ -142,7 +142,7 @@ class Normalisation:
 
         If the statistics are constants, that of grad_input is r·ḋ, and ẋ̂ = r·ẋ.
         """
-        r, xhat = self._invstd, self._normalised
+        r, xhat = self._invstd, self._xhat
         dy = self._data(grad_out)
         d = self._weighted(weight, dy)
         d_t = to_weight = to_bias = torch.zeros_like(dy)
@@ -265,21 +265,21 @@ def formula_vjp(
     dtype = arithmetic(tensors[0])
     places = [place for place, want in enumerate(mask) if want]
     products: list[Tensor | None] = [None] * len(tensors)
-    moved = [value.to(dtype) for value in cotangents if value is not None]
-    if not moved or not places:
+    wide_cotangents = [value.to(dtype) for value in cotangents if value is not None]
+    if not wide_cotangents or not places:
         return products
 
-    def computed(*values: Tensor) -> list[Tensor]:
-        changed = [*tensors]
+    def of_places(*values: Tensor) -> list[Tensor]:
+        arguments = [*tensors]
         for place, value in zip(places, values, strict=True):
-            changed[place] = value
-        results = formula(*[v if v is None else v.to(dtype) for v in changed])
+            arguments[place] = value
+        results = formula(*[v if v is None else v.to(dtype) for v in arguments])
         # Results beyond the cotangents are constants.
         pairs = zip(results, cotangents, strict=False)
         return [result for result, cotangent in pairs if cotangent is not None]
 
-    _, pull = torch.func.vjp(computed, *[tensors[place] for place in places])
-    for place, value in zip(places, pull(moved), strict=True):
+    _, pull = torch.func.vjp(of_places, *[tensors[place] for place in places])
+    for place, value in zip(places, pull(wide_cotangents), strict=True):
         products[place] = value
     return products
 

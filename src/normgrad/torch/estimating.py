@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
         stock, converted: seconds of a whole step, medians of steps by turns.
         layers: the calls of converted layers alone, by the name of the class that they replace.
         saved: bytes that autograd keeps for the backward pass, before and after.
-        shares: how much of the stock step's time is spent in each kind of other operators.
+        shares: how much of the stock step's time is times_of in each kind of other operators.
         conversion: which layers are converted, and why others are not.
         spread: the ratio of interquartile range to median of the steps' times.
     """
@@ -143,7 +143,7 @@ def estimate(module: Module, /, *example: Any, **kwargs: Any) -> Estimate:
 
     steps = {"stock": step_of(models[0]), "ours": step_of(models[1])}
     with torch.random.fork_rng(), torch.inference_mode(False):
-        saved = tuple(_saved(step) for step in steps.values())
+        saved = tuple(_saved_bytes(step) for step in steps.values())
         times = timing.measure(steps, STEP_SECONDS, stopwatch=stopwatch)
         shares = _shares(steps["stock"], on_gpu)
         with _timed_layers(*models, stopwatch) as layers:
@@ -181,7 +181,7 @@ def _step(model: Module, call: Callable[[], Any]) -> None:
         torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
 
 
-def _saved(step: Callable[[], None]) -> int:
+def _saved_bytes(step: Callable[[], None]) -> int:
     """The bytes of the memory that autograd keeps in a step."""
     sizes: dict[int, int] = {}
 
@@ -200,14 +200,14 @@ def _shares(step: Callable[[], None], on_gpu: bool) -> dict[str, float]:
     """The shares of a step's time that each kind of operator takes."""
     with torch.profiler.profile() as profile:
         step()
-    spent: Counter[str] = Counter()
+    times_of: Counter[str] = Counter()
     for event in profile.key_averages():
         kind = next(
             (kind for kind, parts in _KINDS.items() if any(part in event.key for part in parts)), ""
         )
-        spent[kind] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
-    total = max(spent.total(), 1)
-    return {kind: spent[kind] / total for kind in _KINDS if spent[kind]}
+        times_of[kind] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
+    total = max(times_of.total(), 1)
+    return {kind: times_of[kind] / total for kind in _KINDS if times_of[kind]}
 
 
 @contextmanager

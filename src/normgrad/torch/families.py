@@ -183,21 +183,21 @@ def calls(layer: Module, functions: Container[Any]) -> bool:
     """Whether a layer's ``forward`` calls a function, as far as one call without options shows."""
     if not {*CHILDREN}.issuperset(layer._modules):
         return True  # a child's call might change it
-    called = False
+    has_called = False
 
     class Recorder(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            nonlocal called
-            called |= function in functions
+            nonlocal has_called
+            has_called |= function in functions
             return function(*args, **(kwargs or {}))
 
     copy = _copy(layer, torch.float32, torch.Generator())
     size = next((each.shape[0] for each in copy.parameters(False) if each.dim() == 1), 8)
     with suppress(Exception), _trial_context(), Recorder():
         type(layer).forward(copy, torch.ones(3, size, device="cpu"))
-        return called
+        return has_called
     return True  # it needs other arguments
 
 

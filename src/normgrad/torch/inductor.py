@@ -32,8 +32,8 @@ def _native_batch_norm(*arguments: Any) -> Any:
 
 
 def _native_batch_norm_backward(*arguments: Any) -> Any:
-    running, saved, train = arguments[3:5], arguments[5:7], arguments[7]
-    if any(value is None for value in (saved if train else running)):
+    running, own, train = arguments[3:5], arguments[5:7], arguments[7]
+    if any(value is None for value in (own if train else running)):
         return None  # normgrad's operator computes the missing statistics
     return aten.native_batch_norm_backward(*arguments)
 
@@ -89,7 +89,7 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
         is_small = isinstance(size, int) and size < SMALL
         if by_row and not is_small and arguments[0].device.type == "cpu":
             return kernel(*arguments)
-        promised = FAKES[name](*arguments)
+        outputs = FAKES[name](*arguments)
         dtype = arithmetic(*[value for value in arguments[:2] if isinstance(value, Tensor)])
         results = formula(
             *[value.to(dtype) if isinstance(value, Tensor) else value for value in arguments]
@@ -101,7 +101,7 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
             like
             if like.shape == (0,) or value is None
             else value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
-            for like, value in zip(promised, results, strict=True)
+            for like, value in zip(outputs, results, strict=True)
         )
 
     return decomposed

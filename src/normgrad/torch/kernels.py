@@ -82,11 +82,6 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
 KERNELS = {schema.name: _kernel(schema) for schema in ATEN.values()}
 
 
-def _like(data: Tensor) -> Tensor:
-    strides = layout.dense_like(data.shape, data.stride())
-    return torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
-
-
 def _fake(schema: Schema) -> Callable[..., Any]:
     operator = schema.operator
 
@@ -102,8 +97,11 @@ def _fake(schema: Schema) -> Callable[..., Any]:
             if not output.is_wanted or source is None:
                 results.append(absent_of(operator, data))
             elif output.kind is Kind.DATA:
-                other = None if operator.is_gradient else output_for(data)
-                results.append(_like(data) if other is None else other)
+                new = None if operator.is_gradient else output_for(data)
+                if new is None:
+                    strides, dtype = layout.dense_like(data.shape, data.stride()), data.dtype
+                    new = torch.empty_strided(data.shape, strides, dtype=dtype, device=data.device)
+                results.append(new)
             else:
                 dtype = arithmetic(source) if output.is_wide else source.dtype
                 if output.kind is Kind.COUNT:

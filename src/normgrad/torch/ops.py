@@ -43,14 +43,14 @@ def _define(name: str, text: str, kernel: Callable[..., Any], fake: Callable[...
     """
     LIBRARY.define(text, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    computed = name
+    target = name
     if extension.is_loaded() and name in KERNELS:
-        computed = f"{name}_python"
-        LIBRARY.define(text.replace(name, computed, 1))
-        LIBRARY.impl(computed, torch.library.fallthrough_kernel, "Autograd")
+        target = f"{name}_python"
+        LIBRARY.define(text.replace(name, target, 1))
+        LIBRARY.impl(target, torch.library.fallthrough_kernel, "Autograd")
         extension.implement(name)
     for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
-        LIBRARY.impl(computed, hide_from_dynamo(kernel), device)
+        LIBRARY.impl(target, hide_from_dynamo(kernel), device)
 
 
 def _register(name: str) -> Any:

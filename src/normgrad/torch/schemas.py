@@ -61,7 +61,13 @@ class Schema:
         """The declaration's tensors and options, from PyTorch's arguments."""
         values = dict(zip(self.names, arguments, strict=True))
         if "HxW" in values:
-            _check_sizes(values["input"], values["N"], values["C"], values["HxW"])
+            input, samples, channels, size = (values[name] for name in ("input", "N", "C", "HxW"))
+            shape, elements = tuple(input.shape), samples * channels * size
+            if input.dim() < 2 or shape[:2] != (samples, channels) or input.numel() != elements:
+                raise ValueError(
+                    f"input: shape {shape}; allowed: (N, C, ...) of N*C*HxW elements, with "
+                    f"N={samples}, C={channels} and HxW={size}"
+                )
         values = {self.declared[name]: value for name, value in values.items()}
         tensors = {each.name: values[each.name] for each in self.operator.parameters}
         options = {name: values[name] for name in self.operator.options if name in values}
@@ -76,15 +82,6 @@ class Schema:
             samples, channels, *rest = values["input"].shape
             values = {**values, "N": samples, "C": channels, "HxW": prod(rest)}
         return tuple([values.get(self.declared[name]) for name in self.names])
-
-
-def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
-    shape = tuple(input.shape)
-    if input.dim() < 2 or shape[:2] != (N, C) or input.numel() != N * C * HxW:
-        raise ValueError(
-            f"input: shape {shape}; allowed: (N, C, ...) of N*C*HxW elements, with N={N}, C={C} "
-            f"and HxW={HxW}"
-        )
 
 
 _AFFINE = "Tensor input, Tensor? weight, Tensor? bias"
