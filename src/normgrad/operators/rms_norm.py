@@ -79,12 +79,7 @@ class RmsNormGradients(NamedTuple):
 
 RMS_NORM_BACKWARD = Operator(
     "rms_norm_backward",
-    parameters=(
-        GRAD_OUT,
-        INPUT,
-        Parameter("rstd", Kind.ROW, Role.INVSTD, required=True),
-        _WEIGHT,
-    ),
+    parameters=(GRAD_OUT, INPUT, Parameter("rstd", Kind.ROW, Role.INVSTD, required=True), _WEIGHT),
     options=("normalized_shape", "output_mask"),
     all_outputs=(
         GRAD_INPUT,

@@ -56,19 +56,12 @@ class _FunctionsReplaced(TorchFunctionMode):
         return function(*args, **keywords)
 
 
-def _synchronised_and_activated(layer: Any, x: Any) -> Any:
-    """Synchronised batch norm, and the layer's children after it."""
-    y = nn.SyncBatchNorm.forward(layer, x)
-    for name in families.CHILDREN:
-        if (child := layer._modules.get(name)) is not None:
-            y = child(y)
-    return y
-
-
 #: The replacements of classes' ``forward``, by class or by qualified name. None means that the
 #: class's ``forward`` calls PyTorch's function, although its own code does not show that.
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
-    "timm.layers.norm_act.SyncBatchNormAct": _synchronised_and_activated,
+    "timm.layers.norm_act.SyncBatchNormAct": lambda layer, x: families.apply_children(
+        layer, nn.SyncBatchNorm.forward(layer, x)
+    ),
 }
 
 

@@ -137,11 +137,10 @@ def estimate(module: Module, /, *example: Any, **kwargs: Any) -> Estimate:
     on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in tensors)
     stopwatch = _on_gpu if on_gpu else timing.one_by_one
     positional, keywords = pytree.tree_map_only(Tensor, like, (example, kwargs))
-
-    def step_of(model: Module) -> Callable[[], None]:
-        return lambda: _step(model, lambda: model(*positional, **keywords))
-
-    steps = {"stock": step_of(models[0]), "ours": step_of(models[1])}
+    steps = {
+        "stock": partial(_step, models[0], positional, keywords),
+        "ours": partial(_step, models[1], positional, keywords),
+    }
     with torch.random.fork_rng(), torch.inference_mode(False):
         saved = tuple(_saved_bytes(step) for step in steps.values())
         times = timing.measure(steps, STEP_SECONDS, stopwatch=stopwatch)
@@ -164,15 +163,15 @@ def _on_gpu(call: timing.Call, count: int) -> float:
     return timing.one_by_one(calls, 1) / count
 
 
-def _step(model: Module, call: Callable[[], Any]) -> None:
+def _step(model: Module, positional: Any, keywords: Any) -> None:
     """A training step without an optimiser, or an evaluation."""
     if not model.training:
         with torch.no_grad():
-            call()
+            model(*positional, **keywords)
         return
     model.zero_grad()
     with torch.enable_grad():
-        outputs = differentiable(call())
+        outputs = differentiable(model(*positional, **keywords))
         if not outputs:
             raise ValueError(
                 "module: no result requires gradients; allowed in training mode: one that does; "

@@ -47,11 +47,7 @@ def warmup(module: Module, /, *example: Any, **kwargs: Any) -> None:
     with suppress(BuildError, SettingError, OSError):
         if is_on():
             build()
-    tensors = [
-        *module.parameters(),
-        *module.buffers(),
-        *pytree.tree_leaves((example, kwargs)),
-    ]
+    tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((example, kwargs))]
     gpus = {each.device.index for each in tensors if isinstance(each, Tensor) and each.is_cuda}
 
     def forward() -> Any:
