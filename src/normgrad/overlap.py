@@ -98,6 +98,7 @@ def check(
 
     # The first byte of each tensor, one past its last, its place and its address.
     spans: list[tuple[int, int, Place, int]] = []
+    input_count = len(inputs)
     tensors = zip((*inputs, *outputs), call.tensors, call.addresses, strict=False)
     for index, (place, value, address) in enumerate(tensors):
         if place is None or value is None:
@@ -105,21 +106,19 @@ def check(
         if on_gpu or not address:
             place.check_address(value, address, on_gpu)
         low, high = address + place.low, address + place.high
-        is_output = index >= len(inputs)
-        reason = None
-        if not is_output:
+        if index < input_count:
             if probes_inputs:
-                reason = pages.unreadable(low, high)
+                _refuse(place.name, pages.unreadable(low, high))
         else:
             each = open_tensors[index] if open_tensors else None
-            reason = None if each is None else each.read_only
+            if each is not None:
+                _refuse(place.name, each.read_only)
+                value = None  # its memory may be another's after this call
             # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that
             # the framework did not allocate.
-            if reason is None and not on_gpu:
-                reason = _unwritable(None if open_tensors else value, low, high)
-        if reason is not None:
-            raise ValueError(f"{place.name}: {reason}")
-        if is_output:
+            reason = None if on_gpu else _unwritable(value, low, high)
+            if reason is not None:
+                _refuse(place.name, reason)
             for first, end, other, elsewhere in spans:
                 if first < high and low < end and place.overlaps(address, other, elsewhere):
                     raise _shares(place.name, other.name, place.in_place)
@@ -129,9 +128,8 @@ def check(
     if workspace is not None:
         region, owner = workspace
         low, high = region.address, region.address + region.shape[0]
-        reason = None if on_gpu else _unwritable(None if open_tensors else owner, low, high)
-        if reason is not None:
-            raise ValueError(f"workspace: {reason}")
+        if not on_gpu:
+            _refuse("workspace", _unwritable(None if open_tensors else owner, low, high))
         for first, end, other, elsewhere in spans:
             is_near = first < high and low < end
             if is_near and layout.overlap(region, other.spec.region(elsewhere)):
@@ -154,6 +152,11 @@ def _unwritable(owner: Any, first: int, end: int) -> str | None:
         with suppress(TypeError):  # not every object can be referred to weakly
             _writable[key] = owner
     return reason
+
+
+def _refuse(name: str, reason: str | None) -> None:
+    if reason is not None:
+        raise ValueError(f"{name}: {reason}")
 
 
 def _shares(name: str, other: str, in_place: Sequence[str] = ()) -> ValueError:

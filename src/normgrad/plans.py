@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import compress
 from operator import gt, itemgetter
 from typing import Any, TypeVar
 
@@ -320,7 +320,12 @@ class Plan:
             start = region[0].address
             spans.append((start, start + region[0].shape[0]))
         spans.sort()
-        return all(end <= first for (_, end), (first, _) in pairwise(spans))
+        reached = 0
+        for first, end in spans:
+            if first < reached:
+                return False
+            reached = end
+        return True
 
     @cached_property
     def _reaches(self) -> tuple[tuple[int, int, int], ...]:

@@ -213,10 +213,7 @@ _SUPPORTS = {
 }
 #: The tensors and choices of :func:`_compute`, from the arguments of each norm's function.
 _SPLITS: dict[str, Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
-    "batch_norm": lambda x, mean, var, weight, bias, *others: (
-        (x, weight, bias, mean, var),
-        others,
-    ),
+    "batch_norm": lambda x, mean, var, weight, bias, *rest: ((x, weight, bias, mean, var), rest),
     "group_norm": lambda x, groups, weight, bias, eps: ((x, weight, bias), (groups, eps)),
     "layer_norm": lambda x, shape, weight, bias, eps: ((x, weight, bias), (_sizes(shape), eps)),
     "rms_norm": lambda x, shape, weight, eps: ((x, weight), (_sizes(shape), eps)),
