@@ -57,10 +57,10 @@ class Arguments:
         operator: Operator,
         outputs: Sequence[Output],
         tensors: tuple[Any, ...],
-        out: Sequence[Any],
+        out: Any,
     ) -> None:
-        """Check and open every tensor."""
-        self.values = (*tensors, *out)
+        """Check and open every tensor; ``out`` is an :func:`out_tuple`."""
+        self.values = (*tensors, *out_entries(outputs, out))
         inputs = operator.names
         titles = (operator.out_name(index, output) for index, output in enumerate(outputs))
         names = (*inputs, *titles)

@@ -436,9 +436,11 @@ def of(name: str, value: Any) -> Framework:
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
 
 
-def snapshot(values: tuple[Any, ...], outputs: int) -> Snapshot | None:
-    """As :meth:`Framework.snapshot`, of the framework of the first tensor."""
-    first = values[0]
+def snapshot(tensors: tuple[Any, ...], out: Any) -> Snapshot | None:
+    """As :meth:`Framework.snapshot`, of the framework of the first tensor and the given ``out``."""
+    if type(out) is not tuple:
+        return None
+    first, values, outputs = tensors[0], (*tensors, *out), len(tensors)
     if type(first) is np.ndarray:
         return NUMPY.snapshot(values, outputs)
     if not COUNTED and isinstance(first, getattr(sys.modules.get("torch"), "Tensor", ())):

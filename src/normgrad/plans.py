@@ -15,7 +15,7 @@ from operator import gt, itemgetter
 from typing import Any, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, views
-from .arguments import Arguments, out_entries, out_tuple
+from .arguments import Arguments, out_tuple
 from .backends import choice
 from .contract import Operator, Specs
 from .frameworks import Framework, Snapshot
@@ -180,14 +180,13 @@ class Plan:
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
         outputs = out_tuple(self._operator, out)
-        snapshot = _snapshot(tensors, outputs)
+        snapshot = frameworks.snapshot(tensors, outputs)
         if (
             snapshot is not None
             and snapshot.signature in self._signatures
             and self._holds(snapshot)
         ):
             return self.run_checked(snapshot, workspace)
-        outputs = out_entries(self._results, outputs)
         arguments = Arguments(self._operator, self._results, tensors, outputs)
         self._compare(arguments)
         result = self.run_checked(arguments, workspace)
@@ -404,7 +403,7 @@ def call(
     that has computed.
     """
     entries = out_tuple(operator, out)
-    snapshot, kinds, key = _snapshot(tensors, entries), _kinds(choices), None
+    snapshot, kinds, key = frameworks.snapshot(tensors, entries), _kinds(choices), None
     if snapshot is not None and kinds is not None:
         key = operator, read_next, choices, kinds, snapshot.signature
         plan = _ready.get(key)
@@ -415,7 +414,7 @@ def call(
             return result
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
-    arguments = Arguments(operator, outputs, tensors, out_entries(outputs, entries))
+    arguments = Arguments(operator, outputs, tensors, entries)
     checked = (operator.name, options, read_next, arguments.key)
     plan = _plans.get(checked)
     if plan is None:
@@ -431,13 +430,6 @@ def call(
     if tell is not None:
         tell(plan)
     return result
-
-
-def _snapshot(tensors: tuple[Any, ...], outputs: Any) -> Snapshot | None:
-    """What a framework sees of a call's tensors, and of ``out`` from :func:`.out_tuple`."""
-    if type(outputs) is not tuple:
-        return None
-    return frameworks.snapshot((*tensors, *outputs), len(tensors))
 
 
 def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -132,9 +132,7 @@ def sync_batch_norm(
     choices = momentum, eps, collectives.name_of(group), key
 
     def store(results: Sequence[Tensor]) -> None:
-        pairs = zip((running_mean, running_var), results[3:5], strict=True)
-        updates = [(old, new) for old, new in pairs if old is not None]
-        layers.update_running([old for old, _ in updates], [new for _, new in updates], batches)
+        layers.update_running((running_mean, running_var), results[3:5], batches)
 
     output: Tensor = call_and_store("sync_batch_norm", (*tensors, *choices), store)[0]
     return output

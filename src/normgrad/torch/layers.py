@@ -104,20 +104,22 @@ def is_traced() -> bool:
 
 
 def update_running(
-    running: Sequence[Tensor], new: Sequence[Tensor], batches: Tensor | None
+    running: Sequence[Tensor | None], new: Sequence[Tensor], batches: Tensor | None
 ) -> None:
     """Update running statistics in place, as the average over this many batches if it is not None.
 
     The number stays in its tensor, since reading it would break a compiled graph. PyTorch's batch
     norm leaves the versions as they are, unless a mode sees it.
     """
-    if watching.unwatched() and watching.readable(*running):
-        running = [value.data for value in running]
+    keeps_versions = watching.unwatched() and watching.readable(*running)
     for value, other in zip(running, new, strict=True):
+        if value is None:
+            continue
+        old = value.data if keeps_versions else value
         if batches is None:
-            value.copy_(other)
+            old.copy_(other)
         else:
-            value.lerp_(other, batches.to(value.dtype).reciprocal())
+            old.lerp_(other, batches.to(old.dtype).reciprocal())
 
 
 def _is_supported(tensor: Any) -> bool:
