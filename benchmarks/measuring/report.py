@@ -64,6 +64,8 @@ _GAINS: tuple[tuple[str, tuple[Operator, ...], bool], ...] = (
     ("BatchNorm2d in training, from 2¹⁵ elements", (Operator.LAYER_BATCH_NORM,), True),
     ("BatchNorm2d in evaluation, from 2¹⁵ elements", (Operator.LAYER_EVAL,), True),
     ("GroupNorm, from 2¹⁵ elements", (Operator.LAYER_GROUP_NORM,), True),
+    ("layer norm, from 2¹⁵ elements", (Operator.LAYER_NORM, Operator.FORWARD_LAYER_NORM), True),
+    ("RMS norm, from 2¹⁵ elements", (Operator.RMS_NORM, Operator.FORWARD_RMS_NORM), True),
     ("BatchNorm2d, smaller", (Operator.LAYER_BATCH_NORM, Operator.LAYER_EVAL), False),
     ("GroupNorm, smaller", (Operator.LAYER_GROUP_NORM,), False),
     ("training step of resnet18 (batch norm)", (Operator.RESNET18,), True),

@@ -124,6 +124,8 @@ def test_the_table_of_the_readme(row, request):
         row(Operator.LAYER_GROUP_NORM, speedup=1),
         row(Operator.LAYER_GROUP_NORM, speedup=12, **half),
         row(Operator.LAYER_GROUP_NORM, speedup=16, **half),
+        row(Operator.RMS_NORM, speedup=4),
+        row(Operator.FORWARD_RMS_NORM, speedup=1),
         row(Operator.RESNET18, IMAGES, speedup=0.5),
     )
     lines = report.gains([(found, None, None)]).splitlines()
@@ -132,8 +134,9 @@ def test_the_table_of_the_readme(row, request):
     assert lines[0] == f"| forward and backward, one thread | {columns}"
     assert lines[2] == "| BatchNorm2d in training, from 2¹⁵ elements | 2.50 | – |"
     assert lines[4] == "| GroupNorm, from 2¹⁵ elements | 0.95 (0.90–1.0) | 14 (12–16) |"
-    assert lines[5] == "| BatchNorm2d, smaller | – | 1.3 (1.1–1.5) |"
-    assert lines[7] == "| training step of resnet18 (batch norm) | 0.50 | – |"
+    assert lines[6] == "| RMS norm, from 2¹⁵ elements | 2.0 (1.0–4.0) | – |"
+    assert lines[7] == "| BatchNorm2d, smaller | – | 1.3 (1.1–1.5) |"
+    assert lines[9] == "| training step of resnet18 (batch norm) | 0.50 | – |"
     assert lines[-1].startswith(f"Measured on {found.facts['date'][:10]}, ")
 
 

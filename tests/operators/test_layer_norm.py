@@ -91,12 +91,6 @@ def test_vectors_of_several_axes_in_any_layout(layout, vectors):
             run(case, out=out)
 
 
-@pytest.mark.parametrize("affine", [True, False])
-def test_absent_parameters(affine):
-    for case in make((3, 4, 50), 1, affine=affine):
-        run(case)
-
-
 @pytest.mark.parametrize("mask", list(itertools.product([True, False], repeat=3)))
 @pytest.mark.parametrize(
     ("shape", "dtype"),

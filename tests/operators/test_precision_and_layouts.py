@@ -1,4 +1,4 @@
-"""Every operator against the oracle: dtypes × layouts × masks × ranks."""
+"""Gradients against the oracle, where test_suite.py's cases are not enough."""
 
 from __future__ import annotations
 
@@ -31,23 +31,6 @@ from normgrad.contract import Kind
 
 #: Those whose rows have statistics, and positions parameters.
 BY_ROW = [kind for kind in OPERATORS if make(kind, (1, 1)).operator.statistics is Kind.ROW]
-SHAPES = {
-    "rows": (4, 6, 9, 11),
-    "long_rows": (2, 3, 1000),
-    "matrix": (33, 40),
-    "volume": (2, 4, 3, 4, 5),
-}
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_dtypes_and_layouts(kind, layout, dtype):
-    shapes = SHAPES.values()
-    for shape in sampled(shapes, 2 if INTERPRETED else len(shapes), f"{kind} {layout} {dtype}"):
-        groups = 2 if shape[1] % 2 == 0 else 3
-        case = make(kind, shape, dtype=dtype, layout=layout, num_groups=groups)
-        run(case, normal=True)
 
 
 @pytest.mark.parametrize(("layout", "x_layout"), list(itertools.product(LAYOUTS, LAYOUTS)))
@@ -78,14 +61,6 @@ def test_mixed_dtypes(dtype, x_dtype):
             break
 
 
-@pytest.mark.parametrize("mean_over_std", [1e2, 1e4, 1e6])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_large_mean(kind, dtype, mean_over_std):
-    """Sums are of centred values: nothing cancels when the mean is far from zero."""
-    run(make(kind, (8, 4, 16, 16), dtype=dtype, mean=mean_over_std, num_groups=2))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
 @pytest.mark.parametrize("length", [1, 2, 7, 15, 16, 17, 31, 63, 64, 255, 256, 257, 511, 800])
@@ -93,22 +68,6 @@ def test_block_boundaries(length, layout, dtype):
     """Rows, columns and tiles of every length about a block's."""
     for kind in ("train", "reduce"):
         run(make(kind, (2, 3, length), dtype=dtype, layout=layout), normal=length > 2)
-
-
-@pytest.mark.cpu
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_long_sums_of_one_sign(dtype, layout):
-    """The worst data for a chain of additions: all positive, and each addition rounds."""
-    rng = np.random.default_rng(5)
-    shape = (16, 2, 128, 128)
-    x = lay_out((1 + rng.random(shape)).astype(dtype), layout)
-    dy = lay_out((1 + rng.random(shape)).astype(dtype), layout)
-    zero, one = np.zeros(2, dtype), np.ones(2, dtype)
-    case = Case(
-        "batch_norm_backward_reduce", {"grad_out": dy, "input": x, "mean": zero, "invstd": one}
-    )
-    run(case)
 
 
 def absorbed(dtype, positions, patterns):
@@ -286,18 +245,6 @@ def test_strided_parameters():
                 assert np.isnan(value.base).sum() == value.base.size - value.size, "wrote more"
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "expanded"])
-@pytest.mark.parametrize("kind", ["train", "eval", "elemt", "group_norm", "layer_norm"])
-def test_given_out_in_any_layout(kind, layout):
-    case = make(kind, (3, 4, 5, 6), num_groups=2)
-    out = lay_out(np.full((3, 4, 5, 6), np.nan, np.float32), layout)
-    result = run(case, out=out if kind == "elemt" else (out, None, None))
-    assert (result if kind == "elemt" else result[0]) is out
-    if layout in ("sliced", "odd"):
-        base = out.base
-        assert np.isnan(base).sum() == base.size - out.size
-
-
 @pytest.mark.parametrize("where", ["grad_out", "input"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced", "negative"])
 @pytest.mark.parametrize(
@@ -368,22 +315,9 @@ def test_samples_far_apart(shape, dtype):
     run(case)
 
 
-EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0), (0, 4), (3, 0)]
-
-
-@pytest.mark.parametrize("shape", EMPTY)
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_empty(kind, shape):
-    case = make(kind, shape, num_groups=1)
-    result = case.call()
-    for name, value in (result._asdict() if kind != "elemt" else {"grad_input": result}).items():
-        if name == "grad_input":
-            assert value.shape == shape
-        else:
-            assert value.shape == ((shape[-1],) if kind in BY_ROW else (shape[1],))
-            assert (value == 0).all()
-    # A zero times an infinite 1/std is still the empty sum.
-    if kind == "train":
+def test_a_zero_times_an_infinite_deviation_is_still_the_empty_sum():
+    for shape in ((0, 3, 4), (2, 3, 0), (0, 4)):
+        case = make("train", shape)
         case.tensors["save_invstd"] = np.full(shape[1], np.inf, np.float32)
         assert (case.call().grad_weight == 0).all()
 
@@ -418,15 +352,6 @@ def test_few_elements_to_a_statistic(layout, dtype, count):
         )
 
 
-def test_factors_that_vanish_or_overflow():
-    """Products of the coefficients beyond float32, where the formula's own terms are within."""
-    for weight, r in ((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (0.0, 1.0), (1e20, 1e-19)):
-        case = make("train", (4, 3, 50))
-        case.tensors["weight"] = np.full(3, weight, np.float32)
-        case.tensors["save_invstd"] = np.full(3, r, np.float32)
-        run(case)
-
-
 def test_one_element_per_channel():
     for layout in ("contiguous", "transposed"):
         run(make("train", (1, 5), layout=layout))
@@ -448,16 +373,6 @@ def test_nan_and_inf_stay_in_their_channel(kind, layout, dtype):
             run(case)
 
 
-@pytest.mark.parametrize("name", ["weight", "save_mean", "save_invstd"])
-def test_special_parameters(name):
-    for special in (np.nan, np.inf, -np.inf, 0.0):
-        case = make("train", (3, 4, 40))
-        values = case.tensors[name].copy()
-        values[1] = special
-        case.tensors[name] = values
-        run(case)
-
-
 @pytest.mark.parametrize("name", ["gamma", "rstd"])
 @pytest.mark.parametrize("shape", [(3, 4, 40), (3, 4, 1), (3, 4)])
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -473,24 +388,6 @@ def test_special_parameters_of_groups(groups, shape, name):
         else:  # infinities of one sign may meet, and then the sum is no NaN: of none a number
             finite = np.isfinite(case.exact()["grad_input"].value)
             assert (np.isfinite(case.call().grad_input) == finite).all()
-
-
-def test_negative_variance_gives_nan():
-    case = make("eval", (3, 4, 40))
-    values = case.tensors["running_var"].copy()
-    values[1] = -1
-    case.tensors["running_var"] = values
-    result = run(case)
-    assert np.isnan(result.grad_input[:, 1]).all()
-    assert np.isfinite(result.grad_input[:, [0, 2, 3]]).all()
-
-
-@pytest.mark.parametrize("count", [np.array([], np.float32), np.array([0], np.int32)])
-def test_elemt_divides_by_zero_as_float64_does(count):
-    case = make("elemt", (3, 4, 5))
-    case.tensors["count"] = count
-    result = run(case)
-    assert not np.isfinite(result).any()
 
 
 def test_elemt_count_of_any_shape_and_dtype():

@@ -1,4 +1,4 @@
-"""Batch norm's statistics: within the bound, in every layout, the same for any cut."""
+"""Batch norm's statistics beside test_suite.py's cases: hard sums, threads, outputs, errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support import FLOATS, LAYOUTS, LONG_ROWS, cut_finely, lay_out
+from support import FLOATS, lay_out
 
 import normgrad as ng
 from normgrad import dtypes, precision, reference
@@ -27,31 +27,6 @@ def check(x, result, normal=False, **options):
         units = precision.error(np.asarray(value), exact[name], arithmetic, normal)
         assert units.shape == exact[name].value.shape
         assert units.max(initial=0) <= 1, (name, units.max())
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_dtypes(layout, dtype):
-    x = data((4, 6, 5, 7), dtype, layout=layout)
-    before = x.tobytes()
-    result = ng.batch_norm_stats(x)
-    assert x.tobytes() == before
-    assert isinstance(result, ng.BatchNormStatistics)
-    assert {value.dtype for value in result} == {
-        FLOATS["float64" if dtype == "float64" else "float32"]
-    }
-    check(x, result, normal=True)
-    with cut_finely():
-        check(x, ng.batch_norm_stats(x), normal=True)
-
-
-@pytest.mark.parametrize(
-    "shape", [(1, 1), (3, 1), (1, 5), (64, 3), (2, 3, 4), (5, 40, 3), LONG_ROWS, (2,) * 8]
-)
-@pytest.mark.parametrize("axis", [1, -1])
-def test_shapes_and_axes(shape, axis):
-    x = data(shape, seed=1)
-    check(x, ng.batch_norm_stats(x, channel_axis=axis), channel_axis=axis)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -105,13 +80,6 @@ def test_the_same_bits_for_any_number_of_threads(dtype):
     finally:
         ng.set_num_threads(None)
     assert results[0] == results[1] == results[2]
-
-
-def test_without_elements_both_are_0():
-    for shape in ((0, 3), (2, 3, 0), (2, 0, 4)):
-        mean, invstd = ng.batch_norm_stats(np.empty(shape, np.float32))
-        np.testing.assert_array_equal(mean, np.zeros(shape[1]))
-        np.testing.assert_array_equal(invstd, np.zeros(shape[1]))
 
 
 def test_constants_and_what_is_not_finite_stay_in_their_channel():

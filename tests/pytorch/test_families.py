@@ -399,6 +399,71 @@ def test_synchronised_with_activation():
     assert type(nt.revert(ours)) is SyncBatchNormAct
 
 
+def activated(base):
+    """A class like timm's, which calls PyTorch's function, and then the layer's children."""
+
+    class Activated(base):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.drop, self.act = torch.nn.Identity(), torch.nn.ReLU()
+
+        def forward(self, x):
+            if isinstance(self, torch.nn.BatchNorm2d):
+                running = self.running_mean, self.running_var, self.weight, self.bias
+                x = F.batch_norm(x, *running, self.training, self.momentum, self.eps)
+                self.num_batches_tracked += self.training
+            elif isinstance(self, torch.nn.GroupNorm):
+                x = F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+            else:
+                x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+            return self.act(self.drop(x))
+
+    return Activated
+
+
+def over_channels(base):
+    """A class like torchvision's and timm's LayerNorm2d."""
+
+    class OverChannels(base):
+        def forward(self, x):
+            x = x.permute(0, 2, 3, 1)
+            x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+            return x.permute(0, 3, 1, 2)
+
+    return OverChannels
+
+
+#: Classes by where their libraries have them: the base, and the constructor's arguments.
+KNOWN = {
+    "timm.layers.norm_act.BatchNormAct2d": (activated(torch.nn.BatchNorm2d), 8),
+    "timm.layers.norm_act.GroupNormAct": (activated(torch.nn.GroupNorm), 2, 8),
+    "timm.layers.norm_act.LayerNormAct": (activated(torch.nn.LayerNorm), 8),
+    "timm.layers.norm.LayerNorm2d": (over_channels(torch.nn.LayerNorm), 8),
+    "torchvision.models.convnext.LayerNorm2d": (over_channels(torch.nn.LayerNorm), 8),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_classes_need_no_redirected_call(name, training, monkeypatch):
+    cls, *arguments = KNOWN[name]
+    module, _, known = name.rpartition(".")
+    cls.__module__, cls.__qualname__ = module, known
+    theirs = cls(*arguments)
+    torch.nn.init.normal_(theirs.bias)
+    theirs.train(training)
+    ours = nt.convert(copy.deepcopy(theirs))
+    called = []
+    monkeypatch.setattr(cls, "forward", lambda layer, x: called.append(layer))
+    x = torch.randn(4, 8, 6, 8)
+    y = ours(x)
+    monkeypatch.undo()
+    torch.testing.assert_close(y, theirs(x))
+    torch.testing.assert_close([*ours.buffers()], [*theirs.buffers()])
+    assert not called
+    assert type(nt.revert(ours)) is cls
+
+
 def test_norms_inside_converted_layers_are_converted():
     class AroundNorm(torch.nn.BatchNorm2d):
         def __init__(self):

@@ -1,0 +1,59 @@
+"""The cases of `normgrad verify`, met by normgrad itself; on a GPU's kernels too, by interpreter.
+
+What is tested here stands nowhere else: every kind of call in every dtype and layout, with masks,
+absent tensors, given outputs, special values and mistakes (see normgrad/testing/suite.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from support import INTERPRETED, cut_finely, sampled
+
+from normgrad import testing
+from normgrad.testing import suite
+from normgrad.testing.cases import Topic
+from normgrad.testing.outcomes import Verdict
+
+pytestmark = pytest.mark.every_case
+
+OURS = testing.load("normgrad")
+#: What an interpreter takes long for, and topics that are not about kernels.
+LARGEST = 1500
+NOT_OF_KERNELS = {Topic.MISTAKES, Topic.DETERMINISM, Topic.MEMORY}
+
+
+def check(case, context=contextlib.nullcontext):
+    with context():
+        judged = testing.run(case, OURS)
+    assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("topic", Topic)
+def test_a_quick_run(topic):
+    for case in testing.cases(quick=True):
+        if case.topic is topic:
+            check(case)
+
+
+@pytest.mark.cpu
+def test_every_mistake_is_refused_by_name():
+    for case in testing.cases():
+        if case.topic is Topic.MISTAKES:
+            check(case)
+
+
+@pytest.mark.parametrize("kind", suite.KINDS)
+@pytest.mark.parametrize("topic", [each for each in Topic if each not in NOT_OF_KERNELS])
+def test_a_sample(topic, kind):
+    """Cut as large tensors are, or computed by the interpreter."""
+    cases = [*suite.part(topic, kind)]
+    if INTERPRETED:
+        for case in sampled((each for each in cases if math.prod(each.shape) <= LARGEST), 1, kind):
+            check(case)
+        return
+    for case in sampled(cases, 4, f"{topic} {kind}"):
+        check(case, cut_finely)
