@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -36,17 +35,8 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """
     if 0 in shape:
         return tuple(strides)
-    strided = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
-    strided.sort(key=lambda axis: -abs(strides[axis]))
-    step = 1
-    for axis in reversed(strided):
-        if strides[axis] != step:
-            break
-        step *= shape[axis]
-    else:
-        if step == prod(shape):
-            return tuple(strides)
-    order = strided
+    order = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
+    order.sort(key=lambda axis: -abs(strides[axis]))
     for axis in reversed(range(len(shape))):
         if axis not in order:
             order.insert(order.index(axis + 1) if axis + 1 < len(shape) else len(order), axis)
@@ -54,8 +44,9 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     step = 1
     for axis in reversed(order):
         dense[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(dense)
+        step *= shape[axis]
+    is_dense = all(size == 1 or dense[axis] == strides[axis] for axis, size in enumerate(shape))
+    return tuple(strides if is_dense else dense)
 
 
 def used_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

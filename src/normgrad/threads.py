@@ -62,9 +62,7 @@ def _from_environment() -> int | None:
     setting = os.environ.get(VARIABLE)
     if setting is None:
         return None
-    if not setting.strip().isdecimal():
-        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: a positive integer")
-    count = int(setting)
+    count = int(setting) if setting.strip().isdecimal() else 0
     if count < 1:
-        raise SettingError(f"{VARIABLE}: {count}; allowed: a positive integer")
+        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: a positive integer")
     return count

@@ -72,22 +72,26 @@ layers.define(LIBRARY)
 extension.implement_layers()
 
 _One = Callable[..., Tensor]
-_Several = Callable[..., tuple[Tensor, ...]]
+_Two = Callable[..., tuple[Tensor, Tensor]]
+_Three = Callable[..., tuple[Tensor, Tensor, Tensor]]
+_Four = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+_Five = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
+_Six = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 # What type checkers see of the operators.
-native_batch_norm: _Several
-native_batch_norm_backward: _Several
-batch_norm_stats: _Several
+native_batch_norm: _Five
+native_batch_norm_backward: _Three
+batch_norm_stats: _Two
 batch_norm_elemt: _One
-batch_norm_gather_stats_with_counts: _Several
-batch_norm_backward_reduce: _Several
+batch_norm_gather_stats_with_counts: _Four
+batch_norm_backward_reduce: _Four
 batch_norm_backward_elemt: _One
-native_group_norm: _Several
-native_group_norm_backward: _Several
-native_layer_norm: _Several
-native_layer_norm_backward: _Several
-_fused_rms_norm: _Several
-_fused_rms_norm_backward: _Several
-sync_batch_norm: _Several
+native_group_norm: _Three
+native_group_norm_backward: _Three
+native_layer_norm: _Three
+native_layer_norm_backward: _Three
+_fused_rms_norm: _Two
+_fused_rms_norm_backward: _Two
+sync_batch_norm: _Six
 all_reduce_sum: _One
-sync_batch_norm_backward: _Several
+sync_batch_norm_backward: _Three
