@@ -83,6 +83,20 @@ def check(
     ``workspace`` is the part of its memory that is used, as bytes, and its owner.
     """
     probes_inputs = not (call.framework.is_known or on_gpu)
+    tensors, addresses = call.tensors, call.addresses
+    # The first byte of each tensor, one past its last, its place and its address.
+    spans: list[tuple[int, int, Place, int]] = []
+    for place, value, address in zip(inputs, tensors, addresses, strict=False):
+        if place is None or value is None:
+            continue
+        if on_gpu or not address:
+            place.check_address(value, address, on_gpu)
+        low, high = address + place.low, address + place.high
+        if probes_inputs:
+            reason = pages.unreadable(low, high)
+            if reason is not None:
+                raise ValueError(f"{place.name}: {reason}")
+        spans.append((low, high, place, address))
     open_tensors = call.open_tensors or ()
     # The original memory of inputs that were copied to be read: writing to it would change them.
     originals = [
@@ -96,40 +110,33 @@ def check(
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
-    # The first byte of each tensor, one past its last, its place and its address.
-    spans: list[tuple[int, int, Place, int]] = []
-    input_count = len(inputs)
-    tensors = zip((*inputs, *outputs), call.tensors, call.addresses, strict=False)
-    for index, (place, value, address) in enumerate(tensors):
+    for index, place in enumerate(outputs, len(inputs)):
+        value, address = tensors[index], addresses[index]
         if place is None or value is None:
             continue
         if on_gpu or not address:
             place.check_address(value, address, on_gpu)
+        each = open_tensors[index] if open_tensors else None
+        if each is not None:
+            if each.read_only is not None:
+                raise ValueError(f"{place.name}: {each.read_only}")
+            value = None  # its memory may be another's after this call
+        # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that the
+        # framework did not allocate.
         low, high = address + place.low, address + place.high
-        if index < input_count:
-            if probes_inputs:
-                _refuse(place.name, pages.unreadable(low, high))
-        else:
-            each = open_tensors[index] if open_tensors else None
-            if each is not None:
-                _refuse(place.name, each.read_only)
-                value = None  # its memory may be another's after this call
-            # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that
-            # the framework did not allocate.
-            reason = None if on_gpu else _unwritable(value, low, high)
-            if reason is not None:
-                _refuse(place.name, reason)
-            for first, end, other, elsewhere in spans:
-                if first < high and low < end and place.overlaps(address, other, elsewhere):
-                    raise _shares(place.name, other.name, place.in_place)
-            if originals:
-                check_original(place.name, place.spec.region(address))
+        if not on_gpu:
+            _check_writable(place.name, value, low, high)
+        for first, end, other, elsewhere in spans:
+            if first < high and low < end and place.overlaps(address, other, elsewhere):
+                raise _shares(place.name, other.name, place.in_place)
+        if originals:
+            check_original(place.name, place.spec.region(address))
         spans.append((low, high, place, address))
     if workspace is not None:
         region, owner = workspace
         low, high = region.address, region.address + region.shape[0]
         if not on_gpu:
-            _refuse("workspace", _unwritable(None if open_tensors else owner, low, high))
+            _check_writable("workspace", None if open_tensors else owner, low, high)
         for first, end, other, elsewhere in spans:
             is_near = first < high and low < end
             if is_near and layout.overlap(region, other.spec.region(elsewhere)):
@@ -142,21 +149,16 @@ def check(
 _writable: WeakValueDictionary[tuple[int, int, int], Any] = WeakValueDictionary()
 
 
-def _unwritable(owner: Any, first: int, end: int) -> str | None:
-    """The reason why bytes cannot be written; asked only once of an owner whose bytes can be."""
+def _check_writable(name: str, owner: Any, first: int, end: int) -> None:
+    """Raise a ValueError if bytes cannot be written; asked once of an owner whose bytes can be."""
     key = id(owner), first, end
     if owner is not None and _writable.get(key) is owner:
-        return None
+        return
     reason = pages.unwritable(first, end)
-    if reason is None:
-        with suppress(TypeError):  # not every object can be referred to weakly
-            _writable[key] = owner
-    return reason
-
-
-def _refuse(name: str, reason: str | None) -> None:
     if reason is not None:
         raise ValueError(f"{name}: {reason}")
+    with suppress(TypeError):  # not every object can be referred to weakly
+        _writable[key] = owner
 
 
 def _shares(name: str, other: str, in_place: Sequence[str] = ()) -> ValueError:
