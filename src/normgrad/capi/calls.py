@@ -143,7 +143,7 @@ CURRENT = _Current()
 def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -> NoReturn:
     """Fail this thread's call; the default status is the dialect's for wrong arguments."""
     function = CURRENT.function
-    error = DialectError(status or function.refusal, function.name, message)
+    error = DialectError(status or function.statuses.refusal, function.name, message)
     error.is_mistake = is_mistake
     raise error
 
@@ -287,7 +287,7 @@ def _exported(
         # If the first argument is a null handle, ``python`` refuses that.
         if addresses.count(None) > most_nulls and (first == 0 or arguments[0] is not None):
             name = results[addresses.index(None)].name
-            refuse(name, "null; allowed: a pointer to write to", function.null_refusal)
+            refuse(name, "null; allowed: a pointer to write to", function.statuses.null)
         values = python(*arguments[:first], *arguments[end:])
         if is_one:
             values = (values,)

@@ -57,10 +57,6 @@ def infinirtEventCreateWithFlags(flags: int) -> int:
     return HANDLES.add(Event(has_time=has_time))
 
 
-def infinirtEventQuery(event: int | None) -> int:
-    return infinirtEventStatus_t(not RUNTIME.is_over(event))
-
-
 # Memory
 
 
@@ -190,6 +186,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infinirtStreamSynchronize": RUNTIME.synchronize,
     "infinirtStreamWaitEvent": RUNTIME.wait,
     "infinirtEventCreate": lambda: HANDLES.add(Event()),
+    "infinirtEventQuery": lambda event: infinirtEventStatus_t(not RUNTIME.is_over(event)),
     "infinirtEventRecord": RUNTIME.record,
     "infinirtEventSynchronize": RUNTIME.synchronize_event,
     "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
