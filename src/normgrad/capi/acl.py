@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import IntFlag
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -88,11 +88,7 @@ class STATE:
 RUNTIME = Runtime(
     aclError.ACL_ERROR_RT_MEMORY_ALLOCATION,
     True,
-    {
-        Context: "aclrtCreateContext",
-        Stream: "aclrtCreateStream",
-        Event: "aclrtCreateEvent",
-    },
+    {Context: "aclrtCreateContext", Stream: "aclrtCreateStream", Event: "aclrtCreateEvent"},
 )
 
 
@@ -142,23 +138,17 @@ def initialize(config_path: int | None) -> bool:
     settings = None if config_path is None else _read_config(config_path)
     read_again()
     product(aclError.ACL_ERROR_INVALID_PARAM)
-    try:
-        check_variables()
-    except ValueError as error:
-        fail(str(error), aclError.ACL_ERROR_INVALID_PARAM)
+    check_variables(aclError.ACL_ERROR_INVALID_PARAM)
     return isinstance(settings, dict) and "defaultDevice" in settings
 
 
 def _read_config(address: int) -> Any:
     """Parse the settings file whose path is at this address; most settings have no effect here."""
-
-    def invalid(message: str) -> NoReturn:
-        refuse("configPath", message, aclError.ACL_ERROR_INVALID_PARAM)
-
+    refuse_path = partial(refuse, "configPath", status=aclError.ACL_ERROR_INVALID_PARAM)
     try:
         path = os.fsdecode(pointers.text(address))
     except ValueError as error:
-        invalid(str(error))
+        refuse_path(str(error))
     if not path:
         return None
     try:
@@ -166,9 +156,9 @@ def _read_config(address: int) -> Any:
         with ThreadPoolExecutor(1) as parser:
             return parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
     except OSError as error:
-        invalid(f"{path!r} ({error.strerror}); allowed: a file that is there")
+        refuse_path(f"{path!r} ({error.strerror}); allowed: a file that is there")
     except (ValueError, RecursionError) as error:
-        invalid(f"{path!r} ({error}); allowed: a JSON file")
+        refuse_path(f"{path!r} ({error}); allowed: a JSON file")
 
 
 def aclFinalize() -> None:
@@ -260,20 +250,18 @@ def _release(context: tuple[int, int]) -> None:
 def aclrtGetSocName() -> int:
     """The chip that the environment variable names, otherwise a chip of the current product."""
     device = product(aclError.ACL_ERROR_INVALID_PARAM)
-    asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
-    if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
-        asked = _CHIPS[device.product.name]
-    return c_text(asked)
+    chip = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
+    if not re.fullmatch(r"Ascend\d\w+", chip) or products.find(chip) is not device.product:
+        chip = _CHIPS[device.product.name]
+    return c_text(chip)
 
 
-@cache
-def _buffer(text: str) -> Any:
-    return ctypes.create_string_buffer(text.encode())
+_buffer = cache(ctypes.create_string_buffer)
 
 
 def c_text(text: str) -> int:
     """The address of a C string that is never freed, since programs keep its address."""
-    return ctypes.addressof(_buffer(text))
+    return ctypes.addressof(_buffer(text.encode()))
 
 
 # Contexts
@@ -294,9 +282,8 @@ def aclrtDestroyContext(context: int | None) -> None:
 
 
 def aclrtSetCurrentContext(context: int | None) -> None:
-    found = RUNTIME.find("context", Context, context)
-    is_own = context in STATE.defaults.values()
-    _enter(found.device, 0 if is_own or context is None else context)
+    device = RUNTIME.find("context", Context, context).device
+    _enter(device, 0 if context in STATE.defaults.values() else context or 0)
 
 
 def aclrtGetCurrentContext() -> int:
@@ -426,6 +413,7 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
 #: Every kind of memory is the machine's memory. Results are always deterministic, and other options
 #: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
+    **vars(physical),
     "aclGetRecentErrMsg": ERRORS.last,
     "aclrtGetDevice": lambda: _own_context()[0],
     "aclrtGetDeviceCount": lambda: SETTINGS.devices,
@@ -464,12 +452,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtMallocHost": lambda size: _allocate(size, False),
     "aclrtFree": lambda at: RUNTIME.free("devPtr", at, _DEVICE_MEMORY),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
-    "aclrtMemGetAllocationGranularity": physical.aclrtMemGetAllocationGranularity,
-    "aclrtMallocPhysical": physical.aclrtMallocPhysical,
-    "aclrtFreePhysical": physical.aclrtFreePhysical,
-    "aclrtReserveMemAddress": physical.aclrtReserveMemAddress,
-    "aclrtReleaseMemAddress": physical.aclrtReleaseMemAddress,
-    "aclrtMapMem": physical.aclrtMapMem,
     "aclrtUnmapMem": partial(physical.unmap, RUNTIME),
     "aclrtMemcpy": _copy,
     "aclrtMemcpyAsync": _copy,

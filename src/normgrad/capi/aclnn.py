@@ -22,7 +22,7 @@ from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import ERRORS, SETTINGS, export, fail, product, refuse
+from .calls import ERRORS, SETTINGS, export, fail, need_memory, product, refuse, refuse_null
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -31,10 +31,6 @@ from .signatures import Function
 from .streams import STREAMS, Stream
 
 _malloc = pointers.c_function("malloc", ctypes.c_void_p, ctypes.c_size_t)
-
-
-def _null(name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
-    refuse(name, "null; allowed: a pointer", status)
 
 
 # Tensors and masks
@@ -65,7 +61,7 @@ def _check_length(name: str, address: int | None, count: int, most: int) -> None
     if count > most:
         refuse(name, f"{count} of them; allowed: up to {most}")
     if address is None and count:
-        _null(name)
+        refuse_null(name)
 
 
 def aclCreateTensor(
@@ -155,55 +151,45 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
 
 def aclCreateScalar(value: int | None, data_type: int) -> int:
     if value is None:
-        _null("value")
+        refuse_null("value")
     if data_type not in NUMPY:
         refuse("dataType", f"{data_type}; allowed: an aclDataType of numbers")
     kind = aclDataType(data_type)
     size = NUMPY[kind].itemsize
-    problem = pointers.problem(value, value + size, False)
-    if problem is not None:
-        refuse("value", problem)
-    number = np.frombuffer(ctypes.string_at(value, size), NUMPY[kind])[0]
-    return HANDLES.add(aclScalar(number, kind))
+    content = ctypes.string_at(need_memory("value", value, size), size)
+    return HANDLES.add(aclScalar(np.frombuffer(content, NUMPY[kind])[0], kind))
 
 
 def _create(kind: type[Any], values: int | None, count: int) -> int:
     """aclCreateXxx for arrays and lists."""
     _check_length("value", values, count, MOST_VALUES)
-    found = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
+    entries = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
     if kind is aclnn.aclBoolArray:
-        found = [*map(bool, found)]
-    for index, each in enumerate(found if kind in _LISTS else ()):
+        entries = [*map(bool, entries)]
+    for index, each in enumerate(entries if kind in _LISTS else ()):
         if each is not None:  # null is allowed, and stands for an absent tensor
-            _found(f"value[{index}]", _LISTS[kind], each)
-    return HANDLES.add(kind(found))
+            _object(f"value[{index}]", _LISTS[kind], each)
+    return HANDLES.add(kind(entries))
 
 
 def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
     """aclDestroyXxx, which for a list destroys its elements too; a null has no effect."""
     if handle is None:
         return
-    found = _end(name, kind, handle)
-    for index, each in enumerate(found if kind in _LISTS else ()):
+    value = _end(name, kind, handle)
+    for index, each in enumerate(value if kind in _LISTS else ()):
         if each is not None:
             _end(f"{name}[{index}]", _LISTS[kind], each)
 
 
 def _measure(kind: type[Any], name: str, handle: int | None) -> int:
     """aclGetXxxSize: the number of elements."""
-    return len(_found(name, kind, handle))
+    return len(_object(name, kind, handle))
 
 
-def _found(
-    name: str,
-    kind: type[Any],
-    handle: int | None,
-    null: Status = Status.ACLNN_ERR_PARAM_NULLPTR,
-) -> Any:
+def _object(name: str, kind: type[Any], handle: int | None, null: Status | None = None) -> Any:
     """The object behind a handle; the call fails if the handle is null or invalid."""
-    if handle is None:
-        _null(name, null)
-    return HANDLES.need(name, kind, handle, f"an {kind.__name__}")
+    return HANDLES.need(name, kind, handle, f"an {kind.__name__}", null)
 
 
 def _end(name: str, kind: type[Any], handle: int) -> Any:
@@ -215,7 +201,7 @@ def _end(name: str, kind: type[Any], handle: int) -> Any:
 
 
 #: The aclGetXxx functions of tensors, and the aclTensor's attributes.
-_SAID = {
+_ATTRIBUTES = {
     "aclGetViewShape": "dims",
     "aclGetViewStrides": "strides",
     "aclGetStorageShape": "storage_dims",
@@ -227,7 +213,7 @@ _SAID = {
 
 def _get(attribute: str, tensor: int | None) -> Any:
     """aclGetXxx of a tensor; if the result is an array, the caller has to free it."""
-    value = getattr(_found("tensor", aclnn.aclTensor, tensor), attribute)
+    value = getattr(_object("tensor", aclnn.aclTensor, tensor), attribute)
     if not isinstance(value, tuple):
         return value
     copy = _malloc(max(1, 8 * len(value)))
@@ -256,7 +242,7 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-_executor = partial(_found, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
+_executor = partial(_object, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
 
 
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
@@ -285,30 +271,27 @@ def _set_address(
         index: the index of the tensor among the counted parameters, including null ones.
         address: the address of the new memory.
     """
-    found = _executor(executor)
-    value = _found("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
+    repeated = _executor(executor)
+    value = _object("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
     assert tensor is not None
-    if not found.repeatable:
-        message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
-        refuse("executor", message)
-    slots = [row.name for row in CONTRACTS[found.name].parameters if counts(row)]
+    if not repeated.repeatable:
+        refuse("executor", "used once; allowed: after aclSetAclOpExecutorRepeatable")
+    slots = [row.name for row in CONTRACTS[repeated.name].parameters if counts(row)]
     if index >= len(slots):
         refuse("index", f"{index}; allowed: 0 to {len(slots) - 1}")
     name = slots[index]
-    given = found.tensors[name]
-    if given is None:
+    old = repeated.tensors[name]
+    if old is None:
         refuse("index", f"{index}, {name}, null in phase 1; allowed: a tensor's")
-    if (value.dims, value.strides, value.dtype_name) != (
-        given.dims, given.strides, given.dtype_name,
-    ):  # fmt: skip
-        refuse("tensor", f"{value!r}; allowed: {name}, {given!r}")
+    if (value.dims, value.strides, value.dtype_name) != (old.dims, old.strides, old.dtype_name):
+        refuse("tensor", f"{value!r}; allowed: {name}, {old!r}")
     moved = _tensor_at(
         address, value.given_offset, value.dims, value.data_type, value.strides, value.format,
         value.storage_dims,
     )  # fmt: skip
     if moved.problem is not None:
         refuse("addr", moved.problem)
-    found.tensors = {**found.tensors, name: moved}
+    repeated.tensors = {**repeated.tensors, name: moved}
     HANDLES.replace(tensor, moved)
 
 
@@ -325,12 +308,12 @@ _SETTERS: dict[str, Callable[[Parameter], bool]] = {
 
 def _argument(handle: int) -> Any:
     """The object behind a handle for phase 1; Unusable if it is a tensor without its memory."""
-    found = HANDLES.find(handle)
-    if type(found) is aclnn.aclTensor:
-        freed_by = found.memory.owner.freed_by
+    value = HANDLES.find(handle)
+    if type(value) is aclnn.aclTensor:
+        freed_by = value.memory.owner.freed_by
         if freed_by is not None:
             return Unusable(f"a tensor whose memory {freed_by} has freed")
-    return found
+    return value
 
 
 def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
@@ -339,10 +322,10 @@ def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
     names = [row.name for row in translation.contract.rows]
     handles = [kind.endswith("*") for kind, _ in function.parameters[:-2]]
 
-    def call(*given: Any) -> tuple[int, int]:
+    def call(*values: Any) -> tuple[int, int]:
         arguments = [
             _argument(value) if is_handle and value is not None else value
-            for is_handle, value in zip(handles, given)  # noqa: B905 - time
+            for is_handle, value in zip(handles, values)  # noqa: B905 - time
         ]
         device = product(Status.ACLNN_ERR_PARAM_INVALID)
         size, executor = phase_1(translation, dict(zip(names, arguments)), device)  # noqa: B905
@@ -426,7 +409,7 @@ def _calls() -> dict[str, Callable[..., Any]]:
     for function in functions_of("opapi"):
         make = _phase_2 if function.is_phase_2 else _phase_1
         calls[function.name] = make(function)
-    calls.update({name: partial(_get, attribute) for name, attribute in _SAID.items()})
+    calls.update({name: partial(_get, attribute) for name, attribute in _ATTRIBUTES.items()})
     calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})
     exported = {each.name: each for each in functions_of("nnopbase")}
     for kind in (aclnn.aclTensor, aclScalar, *_ARRAYS, *_LISTS):

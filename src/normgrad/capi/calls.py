@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from ..aclnn import products
 from ..dialects import DialectError
+from . import pointers
 from .declarations import functions_of
-from .pointers import c_function, store_all, wrong
 from .signatures import Function
 
 #: The environment variables, which aclInit and a library's first call read.
@@ -27,7 +27,7 @@ _VARIABLES = (
     products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE,
 )  # fmt: skip
 
-_getenv = c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
+_getenv = pointers.c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
 
 #: The maximum number of devices.
 _MOST_DEVICES = 64
@@ -68,9 +68,8 @@ def read_settings() -> None:
 
 def _devices() -> int | None:
     """The number of devices that the environment asks for; None if it is not allowed."""
-    text = os.environ.get(DEVICES_VARIABLE, "") or "1"
-    is_number = text.isascii() and text.isdigit() and len(text) < 4
-    return int(text) if is_number and 1 <= int(text) <= _MOST_DEVICES else None
+    text = os.environ.get(DEVICES_VARIABLE) or "1"
+    return int(text) if text in map(str, range(1, _MOST_DEVICES + 1)) else None
 
 
 read_settings()
@@ -90,18 +89,14 @@ def read_again() -> None:
     read_settings()
 
 
-def check_variables() -> None:
-    """Check the values of the environment variables for streams and devices.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
+def check_variables(status: IntEnum | None = None) -> None:
+    """Fail this thread's call if a variable for streams or devices has a wrong value."""
     if _devices() is None:
         text = os.environ[DEVICES_VARIABLE]
-        raise ValueError(f"{DEVICES_VARIABLE}: {text!r}; allowed: 1 to {_MOST_DEVICES}")
+        fail(f"{DEVICES_VARIABLE}: {text!r}; allowed: 1 to {_MOST_DEVICES}", status)
     value = os.environ.get(STREAMS_VARIABLE, "")
     if value not in ("", "checked"):
-        raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
+        fail(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none", status)
 
 
 class OfThread(ctypes.Structure):
@@ -128,13 +123,13 @@ class _Current(threading.local):
 
     Attributes:
         function: the exported function that the thread is executing.
-        kept: the thread's state between calls that do not come through C.
+        between_calls: the thread's state between calls that do not come through C.
     """
 
     function: Function
 
     def __init__(self) -> None:
-        self.kept = OfThread()
+        self.between_calls = OfThread()
 
 
 CURRENT = _Current()
@@ -151,6 +146,21 @@ def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
     """Fail this thread's call because of the parameter with this name."""
     fail(f"{name}: {message}", status)
+
+
+def refuse_null(name: str, allowed: str = "a pointer", status: IntEnum | None = None) -> NoReturn:
+    """Fail this thread's call because the parameter with this name is null."""
+    refuse(name, f"null; allowed: {allowed}", status or CURRENT.function.statuses.null)
+
+
+def need_memory(name: str, address: int | None, size: int, writing: bool = False) -> int:
+    """The address; this thread's call fails if it is null, or bytes there cannot be accessed."""
+    if address is None:
+        refuse_null(name)
+    problem = pointers.problem(address, address + size, writing)
+    if problem is not None:
+        refuse(name, problem)
+    return address
 
 
 def product(status: IntEnum) -> products.Device:
@@ -182,7 +192,7 @@ class Errors:
 
     def thread(self) -> OfThread:
         """This thread's state between calls."""
-        return OfThread.from_address(self._thread()) if self._thread else CURRENT.kept
+        return OfThread.from_address(self._thread()) if self._thread else CURRENT.between_calls
 
     def caller(self) -> int:
         """The address that this thread's call returns to; 0 if no report is wanted."""
@@ -267,8 +277,8 @@ def _exported(
 
     It checks its pointers before it does anything, and stores results through them.
     """
-    pointers = function.pointers
-    results = [each for each in pointers if each.is_result]
+    value_pointers = function.pointers
+    results = [pointer for pointer in value_pointers if pointer.is_result]
     first = results[0].index if results else 0
     end = first + len(results)  # the pointers to results are next to each other
     is_one = len(results) == 1
@@ -276,9 +286,9 @@ def _exported(
 
     def call(*arguments: Any) -> Any:
         CURRENT.function = function
-        found = wrong(pointers, arguments) if pointers else None
-        if found is not None:
-            refuse(*found)
+        mistake = pointers.wrong(value_pointers, arguments) if value_pointers else None
+        if mistake is not None:
+            refuse(*mistake)
         if check is not None:
             check()
         if not results:
@@ -286,16 +296,15 @@ def _exported(
         addresses = arguments[first:end]
         # If the first argument is a null handle, ``python`` refuses that.
         if addresses.count(None) > most_nulls and (first == 0 or arguments[0] is not None):
-            name = results[addresses.index(None)].name
-            refuse(name, "null; allowed: a pointer to write to", function.statuses.null)
-        values = python(*arguments[:first], *arguments[end:])
+            refuse_null(results[addresses.index(None)].name, "a pointer to write to")
+        outputs = python(*arguments[:first], *arguments[end:])
         if is_one:
-            values = (values,)
-        for result, address, value in zip(results, addresses, values):  # noqa: B905 - time
+            outputs = (outputs,)
+        for result, address, output in zip(results, addresses, outputs):  # noqa: B905 - time
             if result.count > 1:
-                store_all(result.kind, address, value)
+                pointers.store_all(result.kind, address, output)
             elif address is not None:
-                result.kind.from_address(address).value = value
+                result.kind.from_address(address).value = output
         return None
 
     return call

@@ -13,7 +13,7 @@ from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
 from .blocks import FOREIGN, checked, memory_at
-from .calls import ERRORS, check_variables, export, refuse
+from .calls import ERRORS, check_variables, export, refuse, refuse_null
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, memory_info
@@ -34,10 +34,7 @@ RUNTIME = Runtime(
 
 
 def infinirtInit() -> None:
-    try:
-        check_variables()
-    except ValueError as error:
-        refuse("environment", str(error))
+    check_variables()
     infiniop.infinirtInit()
 
 
@@ -96,7 +93,7 @@ def infiniopCreateTensorDescriptor(
     if ndim > MOST_AXES:
         refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
-        refuse("shape", f"null; allowed: {ndim} sizes")
+        refuse_null("shape", f"{ndim} sizes")
     dims = pointers.load(ctypes.c_size_t, shape or 0, ndim)
     steps = None if strides is None else pointers.load(ctypes.c_ssize_t, strides, ndim)
     return HANDLES.add(infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype))
@@ -134,9 +131,9 @@ def infiniopBatchNormBackward(
     *tensors, stream = tensors_and_stream
     where = RUNTIME.stream(stream)
     operator = HANDLES.find(desc)
-    found = dict(zip(NAMES, map(memory_at, tensors), strict=True))
-    found["workspace"] = memory_at(workspace, workspace_size)
-    data = {name: memory for name, memory in found.items() if memory is not None}
+    memories = dict(zip(NAMES, map(memory_at, tensors), strict=True))
+    memories["workspace"] = memory_at(workspace, workspace_size)
+    data = {name: memory for name, memory in memories.items() if memory is not None}
 
     def uses() -> Iterator[Use]:
         for name, memory in data.items():

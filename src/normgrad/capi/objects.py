@@ -15,7 +15,7 @@ from ..dialects import Use, span
 from ..layout import Region
 from . import pointers
 from .blocks import BLOCKS, Block
-from .calls import SETTINGS, fail, refuse
+from .calls import SETTINGS, fail, refuse, refuse_null
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream
 
@@ -78,10 +78,7 @@ class Runtime:
 
     def find(self, name: str, kind: type[_T], handle: int | None) -> _T:
         """The object behind a handle; the call fails if the handle is null or invalid."""
-        allowed = f"what {self.makers[kind]} made"
-        if handle is None:
-            refuse(name, f"null; allowed: {allowed}")
-        return HANDLES.need(name, kind, handle, allowed)
+        return HANDLES.need(name, kind, handle, f"what {self.makers[kind]} made")
 
     def stream(self, handle: int | None) -> Stream:
         """The stream behind a handle, the default stream for null; fails if it is invalid."""
@@ -105,52 +102,50 @@ class Runtime:
         """Wait for all work of a stream."""
         STREAMS.finish(self.stream(stream).clock)
 
-    def record(self, event: int | None, stream: int | None) -> None:
+    def record(self, handle: int | None, stream: int | None) -> None:
         """Record the time and the preceding work of a stream in an event."""
-        found = self.find("event", Event, event)
-        found.clock = self.stream(stream).clock
-        found.recorded, found.was_asked = time.perf_counter(), False
+        event = self.find("event", Event, handle)
+        event.clock = self.stream(stream).clock
+        event.recorded, event.was_asked = time.perf_counter(), False
 
     def synchronize_event(self, event: int | None) -> None:
         """Wait for the work before an event."""
         STREAMS.finish(self.find("event", Event, event).clock)
 
-    def wait(self, stream: int | None, event: int | None) -> None:
+    def wait(self, stream: int | None, handle: int | None) -> None:
         """Make a stream's next work wait for an event."""
-        waiting, found = self.stream(stream), self.find("event", Event, event)
-        if not found.can_order:
+        waiting, event = self.stream(stream), self.find("event", Event, handle)
+        if not event.can_order:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
-        STREAMS.wait(waiting, found.clock)
+        STREAMS.wait(waiting, event.clock)
 
-    def reset(self, event: int | None, stream: int | None) -> None:
+    def reset(self, handle: int | None, stream: int | None) -> None:
         """Make an event what it was before it was recorded."""
-        found = self.find("event", Event, event)
+        event = self.find("event", Event, handle)
         self.stream(stream)  # checks the handle
-        found.clock, found.recorded, found.was_asked = {}, None, False
+        event.clock, event.recorded, event.was_asked = {}, None, False
 
     def is_idle(self, stream: int | None) -> bool:
-        """Whether all work of a stream is done; as in :meth:`is_over`, the second query does it."""
-        found = self.stream(stream)
-        if not found.was_asked and not STREAMS.is_done(found.clock):
-            found.was_asked = True
-            return False
-        found.was_asked = False
-        STREAMS.finish(found.clock)
-        return True
+        """Whether all work of a stream is done, as :meth:`_is_done` says."""
+        return self._is_done(self.stream(stream))
 
-    def is_over(self, event: int | None) -> bool:
-        """Whether an event is over.
+    def is_over(self, handle: int | None) -> bool:
+        """Whether an event was recorded, and the work before it is done."""
+        event = self.find("event", Event, handle)
+        return event.recorded is not None and self._is_done(event)
 
-        If its work is still queued, the first query answers False, and the second does the work, so
-        that a program can ask until the answer is True.
+    @staticmethod
+    def _is_done(queried: Stream | Event) -> bool:
+        """Whether work is done.
+
+        If it is still queued, the first query answers False, and the second does the work, so that
+        a program can ask until the answer is True.
         """
-        found = self.find("event", Event, event)
-        if found.recorded is None:
+        if not queried.was_asked and not STREAMS.is_done(queried.clock):
+            queried.was_asked = True
             return False
-        if not found.was_asked and not STREAMS.is_done(found.clock):
-            found.was_asked = True
-            return False
-        STREAMS.finish(found.clock)
+        queried.was_asked = False
+        STREAMS.finish(queried.clock)
         return True
 
     def elapsed(self, start: int | None, end: int | None) -> float:
@@ -204,7 +199,7 @@ class Runtime:
         """Check that bytes are in one block, if they begin in one; returns the block or None."""
         if address is None:
             if count:
-                refuse(name, f"null; allowed: {count} bytes of memory")
+                refuse_null(name, f"{count} bytes of memory")
             return None
         block = BLOCKS.find(address)
         strict = self.checks_sides and not SETTINGS.host_memory

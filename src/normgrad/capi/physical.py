@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from . import pointers
 from .blocks import BLOCKS, POISON, POISONED, Block
-from .calls import refuse
+from .calls import need_memory, refuse
 from .enums import aclError, aclrtMemGranularityOptions
 from .handles import HANDLES
 from .objects import Runtime
@@ -26,6 +26,8 @@ _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _FIXED, _NO_RESERVE = 0x10, 0x4000
 _UNUSED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _FAILED = ctypes.c_void_p(-1).value
+
+_ALLOWED = "what aclrtMallocPhysical made"
 
 #: The size of reserved addresses, and where the mapping that they lie in starts, by their start.
 _reserved: dict[int, tuple[int, int]] = {}
@@ -86,14 +88,9 @@ def _no_memory(size: int) -> NoReturn:
 
 
 def _prop(address: int | None) -> _Prop:
-    if address is None:
-        refuse("prop", "null; allowed: a pointer")
-    problem = pointers.problem(address, address + ctypes.sizeof(_Prop), False)
-    if problem is not None:
-        refuse("prop", problem)
-    prop = _Prop.from_address(address)
-    _check_zeros(**{"prop.handleType": prop.handle_type})
-    _check_zeros(**{"prop.allocationType": prop.allocation_type})
+    prop = _Prop.from_address(need_memory("prop", address, ctypes.sizeof(_Prop)))
+    zeros = {"prop.handleType": prop.handle_type, "prop.allocationType": prop.allocation_type}
+    _check_zeros(**zeros)
     if prop.location not in (0, 1):
         allowed = "ACL_MEM_LOCATION_TYPE_HOST, ACL_MEM_LOCATION_TYPE_DEVICE"
         refuse("prop.location.type", f"{prop.location}; allowed: {allowed}")
@@ -119,9 +116,7 @@ def aclrtMallocPhysical(size: int, prop: int | None, flags: int) -> int:
 
 
 def aclrtFreePhysical(handle: int | None) -> None:
-    if handle is None:
-        refuse("handle", "null; allowed: what aclrtMallocPhysical made")
-    os.close(HANDLES.take("handle", Physical, handle, "what aclrtMallocPhysical made").file)
+    os.close(HANDLES.take("handle", Physical, handle, _ALLOWED).file)
 
 
 def aclrtReserveMemAddress(size: int, alignment: int, expected: int | None, flags: int) -> int:
@@ -159,9 +154,7 @@ def _mapped(first: int, end: int) -> list[Block]:
 def aclrtMapMem(
     address: int | None, size: int, offset: int, handle: int | None, flags: int
 ) -> None:
-    if handle is None:
-        refuse("handle", "null; allowed: what aclrtMallocPhysical made")
-    physical = HANDLES.need("handle", Physical, handle, "what aclrtMallocPhysical made")
+    physical = HANDLES.need("handle", Physical, handle, _ALLOWED)
     _check_zeros(offset=offset, flags=flags)
     if size != physical.size:
         refuse("size", f"{size}; allowed: {physical.size}, that of the physical memory")
