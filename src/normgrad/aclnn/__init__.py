@@ -6,7 +6,7 @@ executor; ``aclnnXxx(workspace, size, executor, stream)`` computes. See docs/acl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .phases import aclOpExecutor as aclOpExecutor
@@ -31,6 +31,7 @@ from .translations import (
     REDUCE,
     RMS_NORM,
     STATS,
+    Translation,
 )
 
 # Each enumeration's members are also names of this module, as in C.
@@ -147,13 +148,6 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
     return phase_1(REDUCE, locals())
 
 
-def aclnnBatchNormReduceBackward(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(REDUCE, workspace, workspaceSize, executor, stream)
-
-
 def aclnnBatchNormElemtBackwardGetWorkspaceSize(
     gradOut: aclTensor | None,
     input: aclTensor | None,
@@ -181,13 +175,6 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(ELEMT, locals())
-
-
-def aclnnBatchNormElemtBackward(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(ELEMT, workspace, workspaceSize, executor, stream)
 
 
 def aclnnGroupNormBackwardGetWorkspaceSize(
@@ -224,13 +211,6 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     return phase_1(GROUP_NORM, locals())
 
 
-def aclnnGroupNormBackward(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(GROUP_NORM, workspace, workspaceSize, executor, stream)
-
-
 def aclnnBatchNormStatsGetWorkspaceSize(
     input: aclTensor | None, eps: float, mean: aclTensor | None, invstd: aclTensor | None
 ) -> tuple[int, aclOpExecutor]:
@@ -248,13 +228,6 @@ def aclnnBatchNormStatsGetWorkspaceSize(
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(STATS, locals())
-
-
-def aclnnBatchNormStats(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(STATS, workspace, workspaceSize, executor, stream)
 
 
 def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
@@ -288,13 +261,6 @@ def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
     return phase_1(GATHER, locals())
 
 
-def aclnnBatchNormGatherStatsWithCounts(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(GATHER, workspace, workspaceSize, executor, stream)
-
-
 def aclnnBatchNormElemtGetWorkspaceSize(
     input: aclTensor | None,
     weight: aclTensor | None,
@@ -322,13 +288,6 @@ def aclnnBatchNormElemtGetWorkspaceSize(
     return phase_1(FORWARD_ELEMT, locals())
 
 
-def aclnnBatchNormElemt(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(FORWARD_ELEMT, workspace, workspaceSize, executor, stream)
-
-
 def aclnnRmsNormGetWorkspaceSize(
     x: aclTensor | None,
     gamma: aclTensor | None,
@@ -353,12 +312,24 @@ def aclnnRmsNormGetWorkspaceSize(
     return phase_1(RMS_NORM, locals())
 
 
-def aclnnRmsNorm(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(RMS_NORM, workspace, workspaceSize, executor, stream)
+def _phase_2(translation: Translation) -> Callable[..., None]:
+    def compute(
+        workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+    ) -> None:
+        """Phase 2; see :func:`aclnnBatchNormBackward`."""
+        phase_2(translation, workspace, workspaceSize, executor, stream)
 
+    compute.__name__ = compute.__qualname__ = translation.contract.name
+    return compute
+
+
+aclnnBatchNormReduceBackward = _phase_2(REDUCE)
+aclnnBatchNormElemtBackward = _phase_2(ELEMT)
+aclnnGroupNormBackward = _phase_2(GROUP_NORM)
+aclnnBatchNormStats = _phase_2(STATS)
+aclnnBatchNormGatherStatsWithCounts = _phase_2(GATHER)
+aclnnBatchNormElemt = _phase_2(FORWARD_ELEMT)
+aclnnRmsNorm = _phase_2(RMS_NORM)
 
 __all__ = [
     name

@@ -135,7 +135,7 @@ class aclTensor:
         dims: the view's shape.
         strides: the view's strides, in elements.
         offset: the offset of the view's first element from the start of the memory, in elements.
-        given_offset: the same offset, from the address that a C program gave.
+        data_offset: the offset from the address that a C program passed as the data.
         data_type, format: the element type and format that the caller declared.
         dtype_name, format_name: their names in contracts.
         storage_dims: the declared shape of the memory, which is not checked; the size of the memory
@@ -159,7 +159,7 @@ class aclTensor:
     dtype_name: str = field(init=False)
     format_name: str = field(init=False)
     steps: tuple[int, ...] = field(init=False)
-    given_offset: int = field(init=False)
+    data_offset: int = field(init=False)
     problem: str | None = field(init=False)
     signature: Signature = field(init=False)
     address: int = field(init=False)
@@ -170,7 +170,7 @@ class aclTensor:
         self.dtype_name = _NAMES[self.data_type]
         self.format_name = _FORMAT_NAMES[self.format]
         self.steps = layout.taken(self.dims, self.strides)
-        self.given_offset = self.offset
+        self.data_offset = self.offset
         self.problem = self._find_problem(nbytes)
         self.signature = _signature(
             self.dims, self.steps, self.data_type, self.format, self.problem
@@ -241,13 +241,13 @@ class aclBoolArray(tuple[bool, ...]):
 
     def __new__(cls, values: Iterable[Any]) -> aclBoolArray:
         """Take entries that are True, False, 1 or 0; others may raise any type of exception."""
-        found = [
+        entries = [
             entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry)
             for entry in values
         ]
-        if not {0, 1}.issuperset(found):
+        if not {0, 1}.issuperset(entries):
             raise TypeError("neither True nor False")
-        return super().__new__(cls, map(bool, found))
+        return super().__new__(cls, map(bool, entries))
 
 
 def aclCreateTensor(
@@ -280,20 +280,19 @@ def aclCreateTensor(
     if strides is not None:
         steps = AclnnError.integers(name, "stride", strides)
     if len(steps) != len(dims):
-        raise AclnnError.of(
-            name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis"
-        )
+        message = f"{len(steps)} of them; allowed: {len(dims)}, one an axis"
+        raise AclnnError.of(name, "stride", message)
     (start,) = AclnnError.integers(name, "offset", [offset])
     storage = dims if storage_dims is None else AclnnError.sizes(name, "storageDims", storage_dims)
     kind = AclnnError.member(name, "dataType", aclDataType, data_type)
     order = AclnnError.member(name, "format", aclFormat, format)
     if data is None:
-        found = Memory(0, 0, None, False)
+        memory = Memory(0, 0, None, False)
     elif type(data) is Memory:
-        found = data  # phase 1 reports its ``problem``
+        memory = data  # phase 1 reports its ``problem``
     else:
-        found = AclnnError.memory(name, "tensorData", data, writing=False)
-    return aclTensor(dims, kind, steps, start, order, storage, found, found.nbytes)
+        memory = AclnnError.memory(name, "tensorData", data, writing=False)
+    return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)
 
 
 def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
@@ -322,8 +321,8 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     order = AclnnError.member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
     nbytes, writeable = prod(dims) * itemsize, opened.read_only is None
-    found = Memory(opened.located("array"), nbytes, opened.tensor, writeable)
-    return aclTensor(dims, data_type, strides, 0, order, dims, found, None)
+    memory = Memory(opened.located("array"), nbytes, opened.tensor, writeable)
+    return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
 
 
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:

@@ -45,10 +45,7 @@ def _channel_axis(call: Call) -> Mapping[str, Any]:
 
 
 class Form(NamedTuple):
-    """What normgrad's operator takes of a call, whatever the tensors' shapes.
-
-    ``results`` are the contract's names of all outputs, "" for unwanted ones.
-    """
+    """The operator of a call, its options, and the outputs' names, "" for unwanted ones."""
 
     operator: Operator
     options: Options
@@ -85,8 +82,10 @@ class Translation:
     def outputs(self) -> tuple[str, ...]:
         """The contract's names of the outputs, and then of the inputs that are updated."""
         rows = self.contract.parameters
-        written = tuple(row.name for row in rows if row.is_output)
-        return written + tuple(row.name for row in rows if row.is_updated)
+        return (
+            *(row.name for row in rows if row.is_output),
+            *(row.name for row in rows if row.is_updated),
+        )
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -101,17 +100,17 @@ class Translation:
 
     def form(self, call: Call, saved_variance: bool) -> Form:
         """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
-        named = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
-        return self._form(saved_variance, **self.more_options(call), **named)
+        scalars = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
+        return self._form(saved_variance, **self.more_options(call), **scalars)
 
     @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are few translations
-    def _form(self, saved_variance: bool, eps: float = 0.0, **named: Any) -> Form:
+    def _form(self, saved_variance: bool, eps: float = 0.0, **options: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
         # CANN's contract allows negative numbers and NaN, and so the formula's result.
-        options = operator.read_options(**named)._replace(eps=real("eps", eps))
-        outputs = zip(operator.outputs(options), self.outputs, strict=True)
+        values = operator.read_options(**options)._replace(eps=real("eps", eps))
+        outputs = zip(operator.outputs(values), self.outputs, strict=True)
         results = tuple(theirs if ours.wanted else "" for ours, theirs in outputs)
-        return Form(operator, options, results)
+        return Form(operator, values, results)
 
 
 BATCH_NORM = Translation(
@@ -138,14 +137,9 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     data = sizes["N"], sizes["C"], sizes["HxW"]
     statistic, parameter = (sizes["N"], sizes["group"]), (sizes["C"],)
     return {
-        "gradOut": data,
-        "input": data,
-        "mean": statistic,
-        "rstd": statistic,
-        "gamma": parameter,
-        "gradInput": data,
-        "gradGammaOut": parameter,
-        "gradBetaOut": parameter,
+        **dict.fromkeys(("gradOut", "input", "gradInput"), data),
+        **dict.fromkeys(("mean", "rstd"), statistic),
+        **dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), parameter),
     }
 
 

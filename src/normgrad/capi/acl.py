@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import IntFlag
 from functools import cache, partial
 from pathlib import Path
@@ -60,11 +61,11 @@ _CHIPS = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Context:
     """A context of a device; what a thread makes belongs to its current context."""
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    device: int
 
 
 class STATE:
@@ -74,9 +75,9 @@ class STATE:
         by_acl, by_aclnn: whether aclInit and aclnnInit were called.
         was_finalized: whether aclFinalize was called after the last aclInit.
         has_default: whether aclInit's file names a device for threads that set none.
-        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls, by device.
+        users: the calls of aclrtSetDevice minus those of aclrtResetDevice, by device.
         lives: numbers, by device, that increase whenever the device's resources are released.
-        defaults: the handles of the devices' own contexts, if a program has asked for them.
+        defaults: the handles of the devices' own contexts that programs asked for.
     """
 
     by_acl = by_aclnn = was_finalized = has_default = False
@@ -234,17 +235,18 @@ def aclrtResetDevice(device: int) -> None:
 
 def _release(context: tuple[int, int]) -> None:
     """End the streams and free the memory of a context, given as :func:`_own_context` does."""
-    streams = [
-        entry
-        for handle, entry in HANDLES.living().items()
-        if entry.maker in _STREAMS and entry.value.context == context and HANDLES.end(handle)
-    ]
-    blocks = [
-        block
-        for block in BLOCKS.living()
-        if block.maker in _DEVICE_MEMORY and block.context == context and BLOCKS.free(block)
-    ]
-    REPORT.was_reset(streams, blocks)
+    REPORT.was_reset(
+        [
+            entry
+            for handle, entry in HANDLES.living().items()
+            if entry.maker in _STREAMS and entry.value.context == context and HANDLES.end(handle)
+        ],
+        [
+            block
+            for block in BLOCKS.living()
+            if block.maker in _DEVICE_MEMORY and block.context == context and BLOCKS.free(block)
+        ],
+    )
 
 
 def aclrtGetSocName() -> int:

@@ -111,7 +111,7 @@ def _tensor_at(
         memory = checked(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
             tensor = aclnn.aclCreateTensor(*described, memory)
-    tensor.given_offset = offset
+    tensor.data_offset = offset
     return tensor
 
 
@@ -205,7 +205,7 @@ _ATTRIBUTES = {
     "aclGetViewShape": "dims",
     "aclGetViewStrides": "strides",
     "aclGetStorageShape": "storage_dims",
-    "aclGetViewOffset": "given_offset",
+    "aclGetViewOffset": "data_offset",
     "aclGetDataType": "data_type",
     "aclGetFormat": "format",
 }
@@ -286,7 +286,7 @@ def _set_address(
     if (value.dims, value.strides, value.dtype_name) != (old.dims, old.strides, old.dtype_name):
         refuse("tensor", f"{value!r}; allowed: {name}, {old!r}")
     moved = _tensor_at(
-        address, value.given_offset, value.dims, value.data_type, value.strides, value.format,
+        address, value.data_offset, value.dims, value.data_type, value.strides, value.format,
         value.storage_dims,
     )  # fmt: skip
     if moved.problem is not None:

@@ -76,10 +76,7 @@ read_settings()
 
 
 def read_again() -> None:
-    """Copy the C environment's variables to os.environ, and read the settings.
-
-    The program may have set the variables since it started.
-    """
+    """Read the settings from the C environment, which the program may have changed."""
     for name in _VARIABLES:
         value = _getenv(name.encode())
         if value is None:
@@ -119,17 +116,12 @@ class OfThread(ctypes.Structure):
 
 
 class _Current(threading.local):
-    """Python's own state of a thread.
-
-    Attributes:
-        function: the exported function that the thread is executing.
-        between_calls: the thread's state between calls that do not come through C.
-    """
+    """A thread's current function, and its state between calls that do not come through C."""
 
     function: Function
 
     def __init__(self) -> None:
-        self.between_calls = OfThread()
+        self.state = OfThread()
 
 
 CURRENT = _Current()
@@ -181,18 +173,14 @@ class Errors:
         self._lines: dict[str, tuple[str, int]] = {}
 
     def use(self, message: int, size: int, thread: int) -> None:
-        """Store the addresses of two C functions.
-
-        They return a thread's buffer of ``size`` bytes for a text, and a thread's
-        :class:`OfThread`.
-        """
+        """Use two C functions, of a thread's buffer of ``size`` bytes and of its OfThread."""
         self._size = size
         self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
         self._thread = ctypes.CFUNCTYPE(ctypes.c_void_p)(thread)
 
     def thread(self) -> OfThread:
         """This thread's state between calls."""
-        return OfThread.from_address(self._thread()) if self._thread else CURRENT.between_calls
+        return OfThread.from_address(self._thread()) if self._thread else CURRENT.state
 
     def caller(self) -> int:
         """The address that this thread's call returns to; 0 if no report is wanted."""
@@ -211,13 +199,9 @@ class Errors:
         self.note(f"device: {CURRENT.function.name}: {message} on devices")
 
     def note(self, line: str, key: str | None = None) -> None:
-        """Note a line for the report, if a report is wanted.
+        """Note a line, which begins with "error", "race" or "device", if a report is wanted.
 
-        The first line with each key is also printed at once.
-
-        Args:
-            line: the line, which begins with "error", "race" or "device".
-            key: lines with the same key count as one; None for the line itself.
+        Lines with the same key, by default the line itself, count as one, which is also printed.
         """
         if not SETTINGS.report:
             return
@@ -259,15 +243,19 @@ def export(
 
     Args:
         module: the module's globals, which contain the implementations that ``calls`` lacks.
-        library: the library's name, such as "opapi".
+        library: the library's name.
         calls: implementations of functions, by name. They return the result in C, or they take no
             pointers to results, and return what is stored there: a tuple if there are several.
-        checks: checks that run before functions, by function's name.
+        checks: checks that run before functions, by name.
     """
     for function in functions_of(library):
         name = function.name
         check = (checks or {}).get(name)
         module[name] = _exported(function, calls.get(name) or module[name], check)
+
+
+#: How many of a function's pointers to results may be null, if not 0.
+_MOST_NULLS = {"infinirtGetDevice": 1}
 
 
 def _exported(
@@ -282,7 +270,7 @@ def _exported(
     first = results[0].index if results else 0
     end = first + len(results)  # the pointers to results are next to each other
     is_one = len(results) == 1
-    most_nulls = function.most_nulls
+    most_nulls = _MOST_NULLS.get(function.name, 0)
 
     def call(*arguments: Any) -> Any:
         CURRENT.function = function

@@ -47,11 +47,7 @@ _waiting: dict[bytes, socket.socket] = {}
 
 
 class Communicator:
-    """A rank's connections: those of all other ranks if it is the hub, otherwise that to the hub.
-
-    Attributes:
-        rank, size: the rank's number, and the number of ranks.
-    """
+    """A rank's connections: to all other ranks if it is the hub, otherwise to the hub."""
 
     def __init__(self, rank: int, size: int, token: bytes) -> None:
         self.rank, self.size = rank, size
@@ -178,10 +174,8 @@ def _collective(
 ) -> None:
     """Exchange the bytes of one place, and store the result in another, on a stream.
 
-    Args:
-        comm, stream: handles.
-        send, receive: each the parameter's name, its address, and a number of bytes.
-        combine: makes the result of all ranks' bytes.
+    ``send`` and ``receive`` are each the parameter's name, its address, and a number of bytes;
+    ``combine`` makes the result of all ranks' bytes.
     """
     communicator = _communicator(comm)
     where = acl.RUNTIME.stream(stream)

@@ -1,10 +1,9 @@
-"""What a program needs of the vendors' libraries: what is there, a stub, or missing."""
+"""What a program needs of the vendors' libraries: what is available, a stub, or missing."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,15 +16,9 @@ _OPERATOR = re.compile(r"aclnn[A-Z]\w+")
 
 
 class Needs(NamedTuple):
-    """The functions that a program needs, by what these libraries have of them.
+    """The functions that a program needs: available ones, stubs, and missing ones."""
 
-    Attributes:
-        there: functions that compute.
-        stubs: functions that say that they are not supported.
-        missing: functions without which the program does not link, or finds null.
-    """
-
-    there: tuple[str, ...]
+    available: tuple[str, ...]
     stubs: tuple[str, ...]
     missing: tuple[str, ...]
 
@@ -43,18 +36,15 @@ def needs(path: Path) -> Needs:
     symbols: set[str] = set()
     for table in ([], ["-D"]):  # a stripped program has the second one alone
         command = ["nm", "-u", *table, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ValueError(done.stderr.strip().splitlines()[-1])
-        symbols |= {line.split()[-1].partition("@")[0] for line in done.stdout.splitlines() if line}
+        nm = subprocess.run(command, capture_output=True, text=True, check=False)
+        if nm.returncode != 0:
+            raise ValueError(nm.stderr.strip().splitlines()[-1])
+        symbols |= {line.split()[-1].partition("@")[0] for line in nm.stdout.splitlines() if line}
     libraries = [library for dialect in DIALECTS for library in dialect.libraries]
     functions = {each.name for library in libraries for each in functions_of(library)}
     stubs = {each.name for library in libraries for each in stubs_of(library)}
     texts = {text.decode() for text in re.findall(rb"(?<!\w)[A-Za-z]\w+(?=\0)", content)}
-    wanted = {*filter(_NAME.fullmatch, symbols), *filter(_OPERATOR.fullmatch, texts)}
-    wanted |= texts & (functions | stubs)
-
-    def those(known: Collection[str]) -> tuple[str, ...]:
-        return tuple(sorted(wanted & set(known)))
-
-    return Needs(those(functions), those(stubs), those(wanted - functions - stubs))
+    needed = {*filter(_NAME.fullmatch, symbols), *filter(_OPERATOR.fullmatch, texts)}
+    needed |= texts & (functions | stubs)
+    parts = needed & functions, needed & stubs, needed - functions - stubs
+    return Needs(*map(tuple, map(sorted, parts)))

@@ -33,7 +33,7 @@ class Event:
         can_order, has_time: whether streams may wait for the event, and whether it has a time.
         recorded: the time of recording, in seconds; None before.
         clock: the work before the event.
-        was_asked: whether a query has answered that the event is not over.
+        was_asked: whether a query has answered that this work is not done.
     """
 
     can_order: bool = True

@@ -37,8 +37,6 @@ _COUNTED_BY = {
     "value": "size", "shape": "ndim", "strides": "ndim",
 }  # fmt: skip
 _COUNTS = {"count_array": len(infiniDevice_t)}
-#: How many of a function's pointers to results may be null, if not 0.
-_MOST_NULLS = {"infinirtGetDevice": 1}
 
 
 class Statuses(NamedTuple):
@@ -98,12 +96,10 @@ class Pointer:
     """A parameter that points to plain values, rather than to a tensor's memory or a C string.
 
     Attributes:
-        index, name: the parameter's index and name.
         is_result: whether the function writes the values rather than reads them.
-        kind: the ctypes type of each value.
+        kind, size: the ctypes type of each value, and its size in bytes.
         count: the number of values, unless ``counted_by`` is the index of the parameter that
             holds it.
-        size: the size of each value in bytes.
     """
 
     index: int
@@ -125,7 +121,6 @@ class Function:
     Attributes:
         library: the library that exports the function, such as "opapi".
         returns: the C type of the result.
-        name: the function's name.
         parameter_list: the parameters as the declaration has them.
     """
 
@@ -185,11 +180,6 @@ class Function:
     def arguments(self) -> list[Any]:
         """The ctypes types of the arguments."""
         return [_ctype(kind) for kind, _ in self.parameters]
-
-    @property
-    def most_nulls(self) -> int:
-        """How many of the pointers to results may be null."""
-        return _MOST_NULLS.get(self.name, 0)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:

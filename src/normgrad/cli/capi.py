@@ -88,9 +88,11 @@ def _needs(
     complete = True
     for file in files:
         with blaming(file, OSError, ValueError):
-            found = needs(file)
-        typer.echo(f"{file}: {len(found.there)} of {sum(map(len, found))} functions are there")
-        for what, names in (("stub", found.stubs), ("missing", found.missing)):
+            needed = needs(file)
+        typer.echo(
+            f"{file}: {len(needed.available)} of {sum(map(len, needed))} functions are there"
+        )
+        for what, names in (("stub", needed.stubs), ("missing", needed.missing)):
             for name in names:
                 typer.echo(f"  {what}: {name}")
                 complete = False
