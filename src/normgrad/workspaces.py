@@ -89,19 +89,14 @@ class Memory(NamedTuple):
 class Launcher(NamedTuple):
     """A stream that may run work later.
 
-    ``launch`` takes a function that does the work, and a function that raises the error for
-    arguments that share memory.
+    It takes what does the work, and what raises the error for arguments that share memory.
     """
 
     launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
 
 
 class Allocation:
-    """The owner of memory that may be freed while there are still references to it.
-
-    Attributes:
-        freed_by: the name of the function that freed the memory, or None.
-    """
+    """The owner of memory; ``freed_by`` is the name of the function that has freed it, or None."""
 
     freed_by: str | None = None
 

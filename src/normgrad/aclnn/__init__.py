@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import translations
 from .phases import aclOpExecutor as aclOpExecutor
 from .phases import phase_1, phase_2
 from .products import product as product
@@ -22,17 +23,6 @@ from .tensors import aclDataType as aclDataType
 from .tensors import aclFormat as aclFormat
 from .tensors import aclTensor as aclTensor
 from .tensors import tensor as tensor
-from .translations import (
-    BATCH_NORM,
-    ELEMT,
-    FORWARD_ELEMT,
-    GATHER,
-    GROUP_NORM,
-    REDUCE,
-    RMS_NORM,
-    STATS,
-    Translation,
-)
 
 # Each enumeration's members are also names of this module, as in C.
 (
@@ -93,7 +83,7 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
         AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
             anything else that the contract does not allow.
     """
-    return phase_1(BATCH_NORM, locals())
+    return phase_1(translations.BATCH_NORM, locals())
 
 
 def aclnnBatchNormBackward(
@@ -113,7 +103,7 @@ def aclnnBatchNormBackward(
             workspace that is too small, or an executor that was used before or belongs to another
             operator.
     """
-    phase_2(BATCH_NORM, workspace, workspaceSize, executor, stream)
+    phase_2(translations.BATCH_NORM, workspace, workspaceSize, executor, stream)
 
 
 def aclnnBatchNormReduceBackwardGetWorkspaceSize(
@@ -145,7 +135,7 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(REDUCE, locals())
+    return phase_1(translations.REDUCE, locals())
 
 
 def aclnnBatchNormElemtBackwardGetWorkspaceSize(
@@ -174,7 +164,7 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(ELEMT, locals())
+    return phase_1(translations.ELEMT, locals())
 
 
 def aclnnGroupNormBackwardGetWorkspaceSize(
@@ -208,7 +198,7 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(GROUP_NORM, locals())
+    return phase_1(translations.GROUP_NORM, locals())
 
 
 def aclnnBatchNormStatsGetWorkspaceSize(
@@ -227,7 +217,7 @@ def aclnnBatchNormStatsGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(STATS, locals())
+    return phase_1(translations.STATS, locals())
 
 
 def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
@@ -258,7 +248,7 @@ def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(GATHER, locals())
+    return phase_1(translations.GATHER, locals())
 
 
 def aclnnBatchNormElemtGetWorkspaceSize(
@@ -285,7 +275,7 @@ def aclnnBatchNormElemtGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(FORWARD_ELEMT, locals())
+    return phase_1(translations.FORWARD_ELEMT, locals())
 
 
 def aclnnRmsNormGetWorkspaceSize(
@@ -309,10 +299,10 @@ def aclnnRmsNormGetWorkspaceSize(
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(RMS_NORM, locals())
+    return phase_1(translations.RMS_NORM, locals())
 
 
-def _phase_2(translation: Translation) -> Callable[..., None]:
+def _phase_2(translation: translations.Translation) -> Callable[..., None]:
     def compute(
         workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
     ) -> None:
@@ -323,13 +313,13 @@ def _phase_2(translation: Translation) -> Callable[..., None]:
     return compute
 
 
-aclnnBatchNormReduceBackward = _phase_2(REDUCE)
-aclnnBatchNormElemtBackward = _phase_2(ELEMT)
-aclnnGroupNormBackward = _phase_2(GROUP_NORM)
-aclnnBatchNormStats = _phase_2(STATS)
-aclnnBatchNormGatherStatsWithCounts = _phase_2(GATHER)
-aclnnBatchNormElemt = _phase_2(FORWARD_ELEMT)
-aclnnRmsNorm = _phase_2(RMS_NORM)
+aclnnBatchNormReduceBackward = _phase_2(translations.REDUCE)
+aclnnBatchNormElemtBackward = _phase_2(translations.ELEMT)
+aclnnGroupNormBackward = _phase_2(translations.GROUP_NORM)
+aclnnBatchNormStats = _phase_2(translations.STATS)
+aclnnBatchNormGatherStatsWithCounts = _phase_2(translations.GATHER)
+aclnnBatchNormElemt = _phase_2(translations.FORWARD_ELEMT)
+aclnnRmsNorm = _phase_2(translations.RMS_NORM)
 
 __all__ = [
     name

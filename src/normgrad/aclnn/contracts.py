@@ -31,19 +31,8 @@ from ..rules import (
     with_channels,
 )
 from ..unusable import shown
-from .products import (
-    A2,
-    A3,
-    ASCEND_950,
-    BATCH_NORM,
-    ELEMT,
-    FORWARD_ELEMT,
-    GATHER,
-    GROUP_NORM,
-    REDUCE,
-    RMS_NORM,
-    STATS,
-)
+from . import products
+from .products import A2, A3, ASCEND_950
 
 #: The dense formats with the channel at axis 1, which count as ND.
 CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
@@ -166,8 +155,8 @@ def _like_grad_out(name: str, when: When = ALWAYS, is_output: bool = False) -> P
     return _row(name, shape, when, _AS_GRAD_OUT, format, is_output=is_output)
 
 
-BATCH_NORM_CONTRACT = Contract(
-    BATCH_NORM,
+BATCH_NORM = Contract(
+    products.BATCH_NORM,
     (
         _row(
             "gradOut", format=_WITH_RANKS, exceptions={ASCEND_950: {"formats": (_WITH_RANKS_950,)}}
@@ -190,8 +179,8 @@ BATCH_NORM_CONTRACT = Contract(
 )
 
 
-REDUCE_CONTRACT = Contract(
-    REDUCE,
+REDUCE = Contract(
+    products.REDUCE,
     (
         _row("gradOut"),
         Parameter(
@@ -217,8 +206,8 @@ REDUCE_CONTRACT = Contract(
     ("gradOut", "input"),
 )
 
-ELEMT_CONTRACT = Contract(
-    ELEMT,
+ELEMT = Contract(
+    products.ELEMT,
     (
         _row("gradOut", shape_of("input")),
         _row("input", with_channels()),
@@ -243,8 +232,8 @@ def _grouped(name: str, shape: Rule, when: When = ALWAYS, is_output: bool = Fals
     return _row(name, shape, when, _AS_GRAD_OUT, rank=_ANY, is_output=is_output)
 
 
-GROUP_NORM_CONTRACT = Contract(
-    GROUP_NORM,
+GROUP_NORM = Contract(
+    products.GROUP_NORM,
     (
         _row("gradOut", _OF_DATA, rank=_ANY),
         _grouped("input", _OF_DATA),
@@ -270,8 +259,8 @@ GROUP_NORM_CONTRACT = Contract(
 
 # Forward passes and statistics
 
-STATS_CONTRACT = Contract(
-    STATS,
+STATS = Contract(
+    products.STATS,
     (
         _row("input", with_channels(), format=_WITH_RANKS),
         _EPS,
@@ -289,8 +278,8 @@ def _ranks(call: Call) -> tuple[int, ...]:
 
 _OF_RANKS = derived_shape("(ranks, C), with mean's ranks", _ranks)
 
-GATHER_CONTRACT = Contract(
-    GATHER,
+GATHER = Contract(
+    products.GATHER,
     (
         _row("input", FILLED),
         _row("mean", _OF_RANKS, rank=rank_in(2, 2)),
@@ -312,8 +301,8 @@ GATHER_CONTRACT = Contract(
     ("input",),
 )
 
-FORWARD_ELEMT_CONTRACT = Contract(
-    FORWARD_ELEMT,
+FORWARD_ELEMT = Contract(
+    products.FORWARD_ELEMT,
     (
         _row("input", with_channels(), format=_WITH_RANKS),
         _vector("weight", MAY_BE_NULL),
@@ -340,8 +329,8 @@ def _rows(call: Call) -> tuple[int, ...]:
     return (*dims[:-count], *[1] * count)
 
 
-RMS_NORM_CONTRACT = Contract(
-    RMS_NORM,
+RMS_NORM = Contract(
+    products.RMS_NORM,
     (
         _row("x", rank=_ROWS),
         _row("gamma", derived_shape("x's last axes", _normalised), rank=_ROWS),
@@ -361,13 +350,13 @@ RMS_NORM_CONTRACT = Contract(
 CONTRACTS = {
     contract.name: contract
     for contract in (
-        BATCH_NORM_CONTRACT,
-        REDUCE_CONTRACT,
-        ELEMT_CONTRACT,
-        GROUP_NORM_CONTRACT,
-        STATS_CONTRACT,
-        GATHER_CONTRACT,
-        FORWARD_ELEMT_CONTRACT,
-        RMS_NORM_CONTRACT,
+        BATCH_NORM,
+        REDUCE,
+        ELEMT,
+        GROUP_NORM,
+        STATS,
+        GATHER,
+        FORWARD_ELEMT,
+        RMS_NORM,
     )
 }

@@ -20,12 +20,7 @@ class Status(IntEnum):
 
 
 class AclnnError(DialectError):
-    """The error of a failed call.
-
-    Attributes:
-        status: the status that the C function returns.
-        parameter: the name of the wrong argument, or None.
-    """
+    """The error of a failed call: its ``status``, ``operator``, and ``parameter`` or None."""
 
     wrong_argument = Status.ACLNN_ERR_PARAM_INVALID
     status: Status

@@ -8,16 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..contract import Operator
-from ..operators import rms_norm
-from ..operators.batch_norm import BATCH_NORM_BACKWARD
-from ..operators.group_norm import GROUP_NORM_BACKWARD
-from ..operators.sync_batch_norm import (
-    BATCH_NORM_BACKWARD_ELEMT,
-    BATCH_NORM_BACKWARD_REDUCE,
-    BATCH_NORM_ELEMT,
-    BATCH_NORM_GATHER_STATS_WITH_COUNTS,
-    BATCH_NORM_STATS,
-)
+from ..operators import batch_norm, group_norm, rms_norm, sync_batch_norm
 from ..options import Options, real
 from ..plans import CACHE_SIZE
 from ..rules import Call, Contract
@@ -114,17 +105,17 @@ class Translation:
 
 
 BATCH_NORM = Translation(
-    contracts.BATCH_NORM_CONTRACT,
-    BATCH_NORM_BACKWARD,
-    saving_variance=BATCH_NORM_BACKWARD.of_variance("save_invstd"),
+    contracts.BATCH_NORM,
+    batch_norm.BATCH_NORM_BACKWARD,
+    saving_variance=batch_norm.BATCH_NORM_BACKWARD.of_variance("save_invstd"),
 )
-REDUCE = Translation(contracts.REDUCE_CONTRACT, BATCH_NORM_BACKWARD_REDUCE)
-ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
-STATS = Translation(contracts.STATS_CONTRACT, BATCH_NORM_STATS)
-GATHER = Translation(contracts.GATHER_CONTRACT, BATCH_NORM_GATHER_STATS_WITH_COUNTS)
-FORWARD_ELEMT = Translation(contracts.FORWARD_ELEMT_CONTRACT, BATCH_NORM_ELEMT)
+REDUCE = Translation(contracts.REDUCE, sync_batch_norm.BATCH_NORM_BACKWARD_REDUCE)
+ELEMT = Translation(contracts.ELEMT, sync_batch_norm.BATCH_NORM_BACKWARD_ELEMT)
+STATS = Translation(contracts.STATS, sync_batch_norm.BATCH_NORM_STATS)
+GATHER = Translation(contracts.GATHER, sync_batch_norm.BATCH_NORM_GATHER_STATS_WITH_COUNTS)
+FORWARD_ELEMT = Translation(contracts.FORWARD_ELEMT, sync_batch_norm.BATCH_NORM_ELEMT)
 RMS_NORM = Translation(
-    contracts.RMS_NORM_CONTRACT,
+    contracts.RMS_NORM,
     rms_norm.RMS_NORM,
     more_options=lambda call: {"normalized_shape": call.arguments["gamma"].dims},
     data="x",
@@ -143,7 +134,7 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     }
 
 
-GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
+GROUP_NORM = Translation(contracts.GROUP_NORM, group_norm.GROUP_NORM_BACKWARD, _grouped_dims)
 
 #: All translations, by the names of the aclnn operators.
 BY_NAME = {

@@ -19,23 +19,14 @@ import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import callbacks, physical, pointers
+from . import callbacks, enums, physical, pointers
 from .blocks import BLOCKS
 from .calls import ERRORS, SETTINGS, check_variables, export, fail, product, read_again, refuse
 from .declarations import functions_of
-from .enums import (
-    EventFlag,
-    StreamFlag,
-    aclError,
-    aclrtEventRecordedStatus,
-    aclrtEventStatus,
-    aclrtEventWaitStatus,
-    aclrtMemcpyKind,
-    aclrtRunMode,
-    aclrtStreamStatus,
-)
+from .enums import aclError
 from .handles import HANDLES
 from .objects import Event, Runtime, Side, memory_info
+from .pointers import Address
 from .report import REPORT
 from .streams import STREAMS, Stream
 
@@ -127,14 +118,14 @@ def _need_device() -> None:
 # Initialisation
 
 
-def aclInit(config_path: int | None) -> None:
+def aclInit(config_path: Address) -> None:
     if STATE.by_acl:
         fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_INITIALIZE)
     STATE.has_default = initialize(config_path)
     STATE.by_acl, STATE.was_finalized = True, False
 
 
-def initialize(config_path: int | None) -> bool:
+def initialize(config_path: Address) -> bool:
     """Read the environment and a settings file; returns whether the file names a default device."""
     settings = None if config_path is None else _read_config(config_path)
     read_again()
@@ -277,13 +268,13 @@ def aclrtCreateContext(device: int) -> int:
     return handle
 
 
-def aclrtDestroyContext(context: int | None) -> None:
+def aclrtDestroyContext(context: Address) -> None:
     if context in STATE.defaults.values():
         refuse("context", "the device's own; allowed: what aclrtCreateContext made")
     RUNTIME.destroy(Context, context)
 
 
-def aclrtSetCurrentContext(context: int | None) -> None:
+def aclrtSetCurrentContext(context: Address) -> None:
     device = RUNTIME.find("context", Context, context).device
     _enter(device, 0 if context in STATE.defaults.values() else context or 0)
 
@@ -310,7 +301,7 @@ def _can_access_peer(device: int, peer: int) -> int:
     return 1
 
 
-def _check_peer(peer: int, device: int | None = None) -> None:
+def _check_peer(peer: int, device: Address = None) -> None:
     own = _own_context()[0] if device is None else device
     if not 0 <= peer < SETTINGS.devices or peer == own:
         refuse("peerDeviceId", f"{peer}; allowed: another device than {own}")
@@ -323,7 +314,7 @@ def aclrtCreateStreamWithConfig(priority: int, flag: int) -> int:
     """Create a stream; priority and flags are checked, but have no effect."""
     if priority > _LEAST_PRIORITY:
         refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
-    _check_flags(flag, StreamFlag)
+    _check_flags(flag, enums.StreamFlag)
     return HANDLES.add(Stream(context=_own_context()))
 
 
@@ -333,7 +324,7 @@ def _check_flags(flag: int, kind: type[IntFlag]) -> None:
         refuse("flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def _in_time(synchronize: Callable[..., None], *arguments: int | None) -> None:
+def _in_time(synchronize: Callable[..., None], *arguments: Address) -> None:
     """Wait; the timeout, which comes last, is checked, but never expires."""
     *handles, timeout = arguments
     if timeout is not None and timeout < -1:
@@ -342,13 +333,13 @@ def _in_time(synchronize: Callable[..., None], *arguments: int | None) -> None:
 
 
 def aclrtCreateEventWithFlag(flag: int) -> int:
-    _check_flags(flag, EventFlag)
-    can_order = bool(flag & (EventFlag.ACL_EVENT_SYNC | EventFlag.ACL_EVENT_EXTERNAL))
-    has_time = bool(flag & EventFlag.ACL_EVENT_TIME_LINE)
+    _check_flags(flag, enums.EventFlag)
+    can_order = bool(flag & (enums.EventFlag.ACL_EVENT_SYNC | enums.EventFlag.ACL_EVENT_EXTERNAL))
+    has_time = bool(flag & enums.EventFlag.ACL_EVENT_TIME_LINE)
     return HANDLES.add(Event(can_order, has_time))
 
 
-def _is_waiting(event: int | None) -> bool:
+def _is_waiting(event: Address) -> bool:
     """Whether work that waits for an event has to wait; none has before the event is recorded."""
     return RUNTIME.find("event", Event, event).recorded is not None and not RUNTIME.is_over(event)
 
@@ -363,40 +354,38 @@ def _allocate(size: int, device: bool) -> int:
 
 
 def _sides(
-    dst: int | None, dst_pitch: int, src: int | None, src_pitch: int, kind: int
+    dst: Address, dst_pitch: int, src: Address, src_pitch: int, kind: int
 ) -> tuple[Side, Side]:
     """The destination and source of a copy, whose kind says which of them are device memory."""
-    if kind not in set(aclrtMemcpyKind):
-        allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
+    if kind not in set(enums.aclrtMemcpyKind):
+        allowed = ", ".join(f"{each.name} ({each:d})" for each in enums.aclrtMemcpyKind)
         refuse("kind", f"{kind}; allowed: {allowed}")
-    name = aclrtMemcpyKind(kind).name
-    is_default = kind == aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
+    name = enums.aclrtMemcpyKind(kind).name
+    is_default = kind == enums.aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
     to_device = _is_device(dst) if is_default else name.endswith("TO_DEVICE")
     from_device = _is_device(src) if is_default else "DEVICE_TO" in name
     return Side("dst", dst, dst_pitch, to_device), Side("src", src, src_pitch, from_device)
 
 
-def _is_device(address: int | None) -> bool:
+def _is_device(address: Address) -> bool:
     block = None if address is None else BLOCKS.find(address)
     return block is not None and block.is_device
 
 
-def _copy(
-    dst: int | None, most: int, src: int | None, count: int, kind: int, *stream: int | None
-) -> None:
+def _copy(dst: Address, most: int, src: Address, count: int, kind: int, *stream: Address) -> None:
     sides = _sides(dst, count, src, count, kind)
     RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.queue(stream))
 
 
 def _copy_rows(
-    dst: int | None,
+    dst: Address,
     dst_pitch: int,
-    src: int | None,
+    src: Address,
     src_pitch: int,
     width: int,
     height: int,
     kind: int,
-    *stream: int | None,
+    *stream: Address,
 ) -> None:
     to, source = _sides(dst, dst_pitch, src, src_pitch, kind)
     if to.on_device == source.on_device:
@@ -404,7 +393,7 @@ def _copy_rows(
     RUNTIME.copy(to, source, width, height, stream=RUNTIME.queue(stream))
 
 
-def _fill(address: int | None, most: int, value: int, count: int, *stream: int | None) -> None:
+def _fill(address: Address, most: int, value: int, count: int, *stream: Address) -> None:
     where = RUNTIME.queue(stream)
     if count > most:
         refuse("count", f"{count} bytes; allowed: up to maxCount, {most}")
@@ -422,16 +411,16 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtDeviceCanAccessPeer": _can_access_peer,
     "aclrtDeviceEnablePeerAccess": lambda peer, flags: _check_peer(peer),
     "aclrtDeviceDisablePeerAccess": _check_peer,
-    "aclrtGetRunMode": lambda: aclrtRunMode.ACL_HOST,
+    "aclrtGetRunMode": lambda: enums.aclrtRunMode.ACL_HOST,
     "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,
     "aclrtSynchronizeDeviceWithTimeout": partial(_in_time, STREAMS.finish),
     "aclrtSynchronizeStreamWithTimeout": partial(_in_time, RUNTIME.synchronize),
     "aclrtSynchronizeEventWithTimeout": partial(_in_time, RUNTIME.synchronize_event),
-    "aclrtStreamQuery": lambda stream: aclrtStreamStatus(not RUNTIME.is_idle(stream)),
-    "aclrtQueryEvent": lambda event: aclrtEventStatus(not RUNTIME.is_over(event)),
-    "aclrtQueryEventStatus": lambda event: aclrtEventRecordedStatus(RUNTIME.is_over(event)),
-    "aclrtQueryEventWaitStatus": lambda event: aclrtEventWaitStatus(_is_waiting(event)),
+    "aclrtStreamQuery": lambda stream: enums.aclrtStreamStatus(not RUNTIME.is_idle(stream)),
+    "aclrtQueryEvent": lambda event: enums.aclrtEventStatus(not RUNTIME.is_over(event)),
+    "aclrtQueryEventStatus": lambda event: enums.aclrtEventRecordedStatus(RUNTIME.is_over(event)),
+    "aclrtQueryEventWaitStatus": lambda event: enums.aclrtEventWaitStatus(_is_waiting(event)),
     "aclrtResetEvent": RUNTIME.reset,
     "aclrtGetVersion": lambda: _VERSION,
     "aclrtMemcpy2d": _copy_rows,

@@ -26,7 +26,7 @@ from .calls import ERRORS, SETTINGS, export, fail, need_memory, product, refuse,
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
-from .pointers import MOST_VALUES
+from .pointers import MOST_VALUES, Address
 from .signatures import Function
 from .streams import STREAMS, Stream
 
@@ -57,7 +57,7 @@ _LISTS: dict[type[Any], type[Any]] = {
 }
 
 
-def _check_length(name: str, address: int | None, count: int, most: int) -> None:
+def _check_length(name: str, address: Address, count: int, most: int) -> None:
     if count > most:
         refuse(name, f"{count} of them; allowed: up to {most}")
     if address is None and count:
@@ -65,17 +65,17 @@ def _check_length(name: str, address: int | None, count: int, most: int) -> None
 
 
 def aclCreateTensor(
-    dims: int | None,
+    dims: Address,
     count: int,
     data_type: int,
-    strides: int | None,
+    strides: Address,
     offset: int,
     format: int,
-    storage_dims: int | None,
+    storage_dims: Address,
     storage_count: int,
-    data: int | None,
+    data: Address,
 ) -> int:
-    def sizes(name: str, address: int | None, count: int) -> list[int]:
+    def sizes(name: str, address: Address, count: int) -> list[int]:
         _check_length(name, address, count, MOST_AXES)
         return pointers.load(ctypes.c_int64, address, count)
 
@@ -92,7 +92,7 @@ def aclCreateTensor(
 
 
 def _tensor_at(
-    data: int | None,
+    data: Address,
     offset: int,
     dims: Sequence[int],
     data_type: int,
@@ -115,7 +115,7 @@ def _tensor_at(
     return tensor
 
 
-def _device_memory(address: int | None) -> Memory | None:
+def _device_memory(address: Address) -> Memory | None:
     """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
     if memory is None or SETTINGS.host_memory:
@@ -132,7 +132,7 @@ _ALIGNMENT = 32
 _UNSET = Allocation()
 
 
-def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int]:
+def _storage(data_type: int, data: Address, offset: int) -> tuple[Memory, int]:
     """The memory that a view may reach, and the view's offset in it.
 
     A view may reach the whole block, including its bytes before ``data``.
@@ -149,7 +149,7 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
     return memory._replace(address=address, nbytes=block.end - address), offset + before
 
 
-def aclCreateScalar(value: int | None, data_type: int) -> int:
+def aclCreateScalar(value: Address, data_type: int) -> int:
     if value is None:
         refuse_null("value")
     if data_type not in NUMPY:
@@ -160,7 +160,7 @@ def aclCreateScalar(value: int | None, data_type: int) -> int:
     return HANDLES.add(aclScalar(np.frombuffer(content, NUMPY[kind])[0], kind))
 
 
-def _create(kind: type[Any], values: int | None, count: int) -> int:
+def _create(kind: type[Any], values: Address, count: int) -> int:
     """aclCreateXxx for arrays and lists."""
     _check_length("value", values, count, MOST_VALUES)
     entries = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
@@ -172,7 +172,7 @@ def _create(kind: type[Any], values: int | None, count: int) -> int:
     return HANDLES.add(kind(entries))
 
 
-def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
+def _destroy(kind: type[Any], name: str, handle: Address) -> None:
     """aclDestroyXxx, which for a list destroys its elements too; a null has no effect."""
     if handle is None:
         return
@@ -182,12 +182,12 @@ def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
             _end(f"{name}[{index}]", _LISTS[kind], each)
 
 
-def _measure(kind: type[Any], name: str, handle: int | None) -> int:
+def _measure(kind: type[Any], name: str, handle: Address) -> int:
     """aclGetXxxSize: the number of elements."""
     return len(_object(name, kind, handle))
 
 
-def _object(name: str, kind: type[Any], handle: int | None, null: Status | None = None) -> Any:
+def _object(name: str, kind: type[Any], handle: Address, null: Status | None = None) -> Any:
     """The object behind a handle; the call fails if the handle is null or invalid."""
     return HANDLES.need(name, kind, handle, f"an {kind.__name__}", null)
 
@@ -211,7 +211,7 @@ _ATTRIBUTES = {
 }
 
 
-def _get(attribute: str, tensor: int | None) -> Any:
+def _get(attribute: str, tensor: Address) -> Any:
     """aclGetXxx of a tensor; if the result is an array, the caller has to free it."""
     value = getattr(_object("tensor", aclnn.aclTensor, tensor), attribute)
     if not isinstance(value, tuple):
@@ -226,7 +226,7 @@ def _get(attribute: str, tensor: int | None) -> Any:
 # The library
 
 
-def aclnnInit(config_path: int | None) -> None:
+def aclnnInit(config_path: Address) -> None:
     """Initialise the library; a program that has called aclInit may omit this call."""
     if acl.STATE.by_aclnn:
         refuse("configPath", "a second call; allowed: one")
@@ -245,11 +245,11 @@ def aclnnFinalize() -> None:
 _executor = partial(_object, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
 
 
-def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
+def aclSetAclOpExecutorRepeatable(executor: Address) -> None:
     _executor(executor).repeatable = True
 
 
-def aclDestroyAclOpExecutor(executor: int | None) -> None:
+def aclDestroyAclOpExecutor(executor: Address) -> None:
     _executor(executor)
     assert executor is not None
     _end("executor", aclnn.aclOpExecutor, executor)
@@ -257,10 +257,10 @@ def aclDestroyAclOpExecutor(executor: int | None) -> None:
 
 def _set_address(
     counts: Callable[[Parameter], bool],
-    executor: int | None,
+    executor: Address,
     index: int,
-    tensor: int | None,
-    address: int | None,
+    tensor: Address,
+    address: Address,
 ) -> None:
     """Give one tensor of a repeatable executor new memory.
 
@@ -338,7 +338,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
     """The C form of a phase 2, which ends the handle of the executor that it uses up."""
     translation = BY_NAME[function.name]
 
-    def call(workspace: int | None, size: int, executor: int | None, stream: int | None) -> None:
+    def call(workspace: Address, size: int, executor: Address, stream: Address) -> None:
         value = HANDLES.find(executor)
         where = acl.RUNTIME.default if stream is None else HANDLES.find_a(Stream, stream)
         scratch = _workspace(workspace, size)
@@ -395,7 +395,7 @@ def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> 
                 refuse(name, memory.problem)
 
 
-def _workspace(address: int | None, size: int) -> Memory | None:
+def _workspace(address: Address, size: int) -> Memory | None:
     memory = _device_memory(address)
     if memory is None or memory.problem is not None or memory.owner is not FOREIGN:
         return memory

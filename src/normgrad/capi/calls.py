@@ -145,7 +145,7 @@ def refuse_null(name: str, allowed: str = "a pointer", status: IntEnum | None = 
     refuse(name, f"null; allowed: {allowed}", status or CURRENT.function.statuses.null)
 
 
-def need_memory(name: str, address: int | None, size: int, writing: bool = False) -> int:
+def need_memory(name: str, address: pointers.Address, size: int, writing: bool = False) -> int:
     """The address; this thread's call fails if it is null, or bytes there cannot be accessed."""
     if address is None:
         refuse_null(name)

@@ -24,6 +24,7 @@ from . import acl
 from .calls import export, fail, need_memory, refuse
 from .enums import HcclDataType, HcclReduceOp, HcclResult
 from .handles import HANDLES
+from .pointers import Address
 from .streams import STREAMS
 
 _ROOT_INFO_BYTES = 4108
@@ -126,14 +127,14 @@ def _lost(error: OSError) -> NoReturn:
     fail(f"another rank: {error}; allowed: all ranks make the same calls", status)
 
 
-def _communicator(comm: int | None) -> Communicator:
+def _communicator(comm: Address) -> Communicator:
     return HANDLES.need("comm", Communicator, comm, _ALLOWED)
 
 
 # The library
 
 
-def HcclGetRootInfo(root_info: int | None) -> None:
+def HcclGetRootInfo(root_info: Address) -> None:
     """Open a socket that the other ranks find by the root info."""
     address = need_memory("rootInfo", root_info, _ROOT_INFO_BYTES, writing=True)
     token = secrets.token_bytes(_TOKEN)
@@ -145,7 +146,7 @@ def HcclGetRootInfo(root_info: int | None) -> None:
     ctypes.memmove(address, _MAGIC + token, len(_MAGIC) + _TOKEN)
 
 
-def HcclCommInitRootInfo(size: int, root_info: int | None, rank: int) -> int:
+def HcclCommInitRootInfo(size: int, root_info: Address, rank: int) -> int:
     address = need_memory("rootInfo", root_info, _ROOT_INFO_BYTES)
     content = ctypes.string_at(address, len(_MAGIC) + _TOKEN)
     if not content.startswith(_MAGIC):
@@ -161,15 +162,15 @@ def HcclCommInitRootInfo(size: int, root_info: int | None, rank: int) -> int:
     return HANDLES.add(communicator)
 
 
-def HcclCommDestroy(comm: int | None) -> None:
+def HcclCommDestroy(comm: Address) -> None:
     HANDLES.take("comm", Communicator, comm, _ALLOWED).close()
 
 
 def _collective(
-    comm: int | None,
-    stream: int | None,
-    send: tuple[str, int | None, int],
-    receive: tuple[str, int | None, int],
+    comm: Address,
+    stream: Address,
+    send: tuple[str, Address, int],
+    receive: tuple[str, Address, int],
     combine: Callable[[Sequence[bytes]], bytes],
 ) -> None:
     """Exchange the bytes of one place, and store the result in another, on a stream.
@@ -216,15 +217,9 @@ def _reduced(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> by
 
 
 def HcclAllReduce(
-    send: int | None,
-    receive: int | None,
-    count: int,
-    data_type: int,
-    op: int,
-    comm: int | None,
-    stream: int | None,
+    send: Address, receive: Address, count: int, kind: int, op: int, comm: Address, stream: Address
 ) -> None:
-    dtype = _dtype(data_type)
+    dtype = _dtype(kind)
     if op not in _REDUCTIONS:
         refuse("op", f"{op}; allowed: {', '.join(each.name for each in _REDUCTIONS)}")
     size = count * dtype.itemsize
@@ -233,12 +228,7 @@ def HcclAllReduce(
 
 
 def HcclAllGather(
-    send: int | None,
-    receive: int | None,
-    count: int,
-    data_type: int,
-    comm: int | None,
-    stream: int | None,
+    send: Address, receive: Address, count: int, data_type: int, comm: Address, stream: Address
 ) -> None:
     size = count * _dtype(data_type).itemsize
     whole = size * _communicator(comm).size
@@ -246,12 +236,7 @@ def HcclAllGather(
 
 
 def HcclBroadcast(
-    buffer: int | None,
-    count: int,
-    data_type: int,
-    root: int,
-    comm: int | None,
-    stream: int | None,
+    buffer: Address, count: int, data_type: int, root: int, comm: Address, stream: Address
 ) -> None:
     size, ranks = count * _dtype(data_type).itemsize, _communicator(comm).size
     if root >= ranks:
@@ -260,7 +245,7 @@ def HcclBroadcast(
     _collective(comm, stream, place, place, lambda parts: parts[root])
 
 
-def HcclBarrier(comm: int | None, stream: int | None) -> None:
+def HcclBarrier(comm: Address, stream: Address) -> None:
     nothing = ("buf", None, 0)
     _collective(comm, stream, nothing, nothing, b"".join)
 

@@ -17,6 +17,7 @@ from .calls import ERRORS, check_variables, export, refuse, refuse_null
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, memory_info
+from .pointers import Address
 from .streams import STREAMS, Stream
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -57,12 +58,12 @@ def infinirtEventCreateWithFlags(flags: int) -> int:
 # Memory
 
 
-def _allocate(size: int, *stream: int | None) -> int:
+def _allocate(size: int, *stream: Address) -> int:
     RUNTIME.queue(stream)  # checks the handle
     return RUNTIME.allocate(size, True)
 
 
-def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> None:
+def _free(makers: tuple[str, ...], address: Address, *stream: Address) -> None:
     where = RUNTIME.queue(stream)
     if address is not None:  # null has no effect, as for free() in C
         RUNTIME.free("ptr", address, makers, where)
@@ -71,7 +72,7 @@ def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> 
 _free_of_device = partial(_free, ("infinirtMalloc", "infinirtMallocAsync"))
 
 
-def _copy(dst: int | None, src: int | None, size: int, kind: int, *stream: int | None) -> None:
+def _copy(dst: Address, src: Address, size: int, kind: int, *stream: Address) -> None:
     where = RUNTIME.queue(stream)
     # All kinds do the same, since all memory is the CPU's.
     if kind not in set(infinirtMemcpyKind_t):
@@ -80,16 +81,14 @@ def _copy(dst: int | None, src: int | None, size: int, kind: int, *stream: int |
     RUNTIME.copy(to, source, size, stream=where)
 
 
-def _fill(address: int | None, value: int, count: int, *stream: int | None) -> None:
+def _fill(address: Address, value: int, count: int, *stream: Address) -> None:
     RUNTIME.fill("ptr", address, value, count, RUNTIME.queue(stream))
 
 
 # Descriptors
 
 
-def infiniopCreateTensorDescriptor(
-    ndim: int, shape: int | None, strides: int | None, dtype: int
-) -> int:
+def infiniopCreateTensorDescriptor(ndim: int, shape: Address, strides: Address, dtype: int) -> int:
     if ndim > MOST_AXES:
         refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
@@ -99,7 +98,7 @@ def infiniopCreateTensorDescriptor(
     return HANDLES.add(infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype))
 
 
-def _destroy(name: str, handle: int | None) -> None:
+def _destroy(name: str, handle: Address) -> None:
     """Destroy the object behind a handle; the dialect raises an error if it is invalid."""
     value = HANDLES.find(handle)
     STREAMS.end("desc", value)
@@ -108,11 +107,11 @@ def _destroy(name: str, handle: int | None) -> None:
     HANDLES.end(handle)
 
 
-def _workspace_size(desc: int | None) -> int:
+def _workspace_size(desc: Address) -> int:
     return infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
 
 
-def _device_of(value: int, desc: int | None) -> int:
+def _device_of(value: int, desc: Address) -> int:
     _workspace_size(desc)  # raises the dialect's error if the handle is not an operator's
     return value
 
@@ -120,13 +119,13 @@ def _device_of(value: int, desc: int | None) -> int:
 # The operator
 
 
-def infiniopCreateBatchNormBackwardDescriptor(*handles: int | None) -> int:
+def infiniopCreateBatchNormBackwardDescriptor(*handles: Address) -> int:
     values = map(HANDLES.find, handles)
     return HANDLES.add(infiniop.infiniopCreateBatchNormBackwardDescriptor(*values))
 
 
 def infiniopBatchNormBackward(
-    desc: int | None, workspace: int | None, workspace_size: int, *tensors_and_stream: int | None
+    desc: Address, workspace: Address, workspace_size: int, *tensors_and_stream: Address
 ) -> None:
     *tensors, stream = tensors_and_stream
     where = RUNTIME.stream(stream)

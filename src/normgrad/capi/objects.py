@@ -17,6 +17,7 @@ from . import pointers
 from .blocks import BLOCKS, Block
 from .calls import SETTINGS, fail, refuse, refuse_null
 from .handles import HANDLES
+from .pointers import Address
 from .streams import STREAMS, Clock, Stream
 
 _T = TypeVar("_T")
@@ -53,7 +54,7 @@ class Side(NamedTuple):
     """One side of a copy: rows of bytes whose starts are ``pitch`` bytes apart."""
 
     name: str
-    address: int | None
+    address: Address
     pitch: int
     on_device: bool
 
@@ -76,60 +77,60 @@ class Runtime:
 
     # Streams and events
 
-    def find(self, name: str, kind: type[_T], handle: int | None) -> _T:
+    def find(self, name: str, kind: type[_T], handle: Address) -> _T:
         """The object behind a handle; the call fails if the handle is null or invalid."""
         return HANDLES.need(name, kind, handle, f"what {self.makers[kind]} made")
 
-    def stream(self, handle: int | None) -> Stream:
+    def stream(self, handle: Address) -> Stream:
         """The stream behind a handle, the default stream for null; fails if it is invalid."""
         return self.default if handle is None else self.find("stream", Stream, handle)
 
-    def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
+    def queue(self, stream: tuple[Address, ...]) -> Stream | None:
         """The stream of an asynchronous call, from its arguments after the others.
 
         None for synchronous calls, which have no such argument and return when their work is done.
         """
         return self.stream(*stream) if stream else None
 
-    def destroy(self, kind: type[Any], handle: int | None) -> None:
+    def destroy(self, kind: type[Any], handle: Address) -> None:
         """Destroy a stream, an event or a context."""
         name, allowed = kind.__name__.lower(), f"what {self.makers[kind]} made"
         if handle is None:  # the vendors' samples do this
             fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
         HANDLES.take(name, kind, handle, allowed)
 
-    def synchronize(self, stream: int | None) -> None:
+    def synchronize(self, stream: Address) -> None:
         """Wait for all work of a stream."""
         STREAMS.finish(self.stream(stream).clock)
 
-    def record(self, handle: int | None, stream: int | None) -> None:
+    def record(self, handle: Address, stream: Address) -> None:
         """Record the time and the preceding work of a stream in an event."""
         event = self.find("event", Event, handle)
         event.clock = self.stream(stream).clock
         event.recorded, event.was_asked = time.perf_counter(), False
 
-    def synchronize_event(self, event: int | None) -> None:
+    def synchronize_event(self, event: Address) -> None:
         """Wait for the work before an event."""
         STREAMS.finish(self.find("event", Event, event).clock)
 
-    def wait(self, stream: int | None, handle: int | None) -> None:
+    def wait(self, stream: Address, handle: Address) -> None:
         """Make a stream's next work wait for an event."""
         waiting, event = self.stream(stream), self.find("event", Event, handle)
         if not event.can_order:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
         STREAMS.wait(waiting, event.clock)
 
-    def reset(self, handle: int | None, stream: int | None) -> None:
+    def reset(self, handle: Address, stream: Address) -> None:
         """Make an event what it was before it was recorded."""
         event = self.find("event", Event, handle)
         self.stream(stream)  # checks the handle
         event.clock, event.recorded, event.was_asked = {}, None, False
 
-    def is_idle(self, stream: int | None) -> bool:
+    def is_idle(self, stream: Address) -> bool:
         """Whether all work of a stream is done, as :meth:`_is_done` says."""
         return self._is_done(self.stream(stream))
 
-    def is_over(self, handle: int | None) -> bool:
+    def is_over(self, handle: Address) -> bool:
         """Whether an event was recorded, and the work before it is done."""
         event = self.find("event", Event, handle)
         return event.recorded is not None and self._is_done(event)
@@ -148,7 +149,7 @@ class Runtime:
         STREAMS.finish(queried.clock)
         return True
 
-    def elapsed(self, start: int | None, end: int | None) -> float:
+    def elapsed(self, start: Address, end: Address) -> float:
         """The time between two events, in milliseconds."""
         times = []
         for name, handle in (("start", start), ("end", end)):
@@ -173,7 +174,7 @@ class Runtime:
         return block.address
 
     def free(
-        self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
+        self, name: str, address: Address, makers: tuple[str, ...], stream: Stream | None = None
     ) -> None:
         """Free a block that one of ``makers`` allocated, after a stream's queued work."""
         allowed = f"allowed: what {' or '.join(makers)} allocated"
@@ -195,7 +196,7 @@ class Runtime:
         if not BLOCKS.free(block):
             refuse(name, f"memory that {block.freed_by} has freed; {allowed}")
 
-    def reach(self, name: str, address: int | None, count: int, on_device: bool) -> Block | None:
+    def reach(self, name: str, address: Address, count: int, on_device: bool) -> Block | None:
         """Check that bytes are in one block, if they begin in one; returns the block or None."""
         if address is None:
             if count:
@@ -225,7 +226,7 @@ class Runtime:
         source: Side,
         width: int,
         height: int = 1,
-        most: int | None = None,
+        most: Address = None,
         stream: Stream | None = None,
     ) -> None:
         """Copy rows: on a stream, or at once.
@@ -261,7 +262,7 @@ class Runtime:
         self._do(stream, uses, run)
 
     def fill(
-        self, name: str, address: int | None, value: int, count: int, stream: Stream | None = None
+        self, name: str, address: Address, value: int, count: int, stream: Stream | None = None
     ) -> None:
         """Set bytes of device memory: on a stream, or at once."""
         block = self.reach(name, address, count, True)
@@ -272,9 +273,7 @@ class Runtime:
 
     @staticmethod
     def _do(
-        stream: Stream | None,
-        uses: Sequence[tuple[Use, Block | None]],
-        run: Callable[[], object],
+        stream: Stream | None, uses: Sequence[tuple[Use, Block | None]], run: Callable[[], object]
     ) -> None:
         """Check that uses outside all blocks have memory, and run a call's work."""
 

@@ -13,6 +13,7 @@ from .calls import need_memory, refuse
 from .enums import aclError, aclrtMemGranularityOptions
 from .handles import HANDLES
 from .objects import Runtime
+from .pointers import Address
 
 _mmap = pointers.c_function(
     "mmap", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
@@ -76,7 +77,7 @@ def _check_size(size: int) -> None:
         refuse("size", f"{size}; allowed: a multiple of {_UNIT}, more than 0")
 
 
-def _check_zeros(**values: int | None) -> None:
+def _check_zeros(**values: Address) -> None:
     for name, value in values.items():
         if value:
             refuse(name, f"{value:#x}; allowed: 0")
@@ -87,7 +88,7 @@ def _no_memory(size: int) -> NoReturn:
     refuse("size", message, aclError.ACL_ERROR_RT_MEMORY_ALLOCATION)
 
 
-def _prop(address: int | None) -> _Prop:
+def _prop(address: Address) -> _Prop:
     prop = _Prop.from_address(need_memory("prop", address, ctypes.sizeof(_Prop)))
     zeros = {"prop.handleType": prop.handle_type, "prop.allocationType": prop.allocation_type}
     _check_zeros(**zeros)
@@ -97,7 +98,7 @@ def _prop(address: int | None) -> _Prop:
     return prop
 
 
-def aclrtMemGetAllocationGranularity(prop: int | None, option: int) -> int:
+def aclrtMemGetAllocationGranularity(prop: Address, option: int) -> int:
     _prop(prop)
     if option not in [*aclrtMemGranularityOptions][:2]:
         names = ", ".join(each.name for each in [*aclrtMemGranularityOptions][:2])
@@ -105,7 +106,7 @@ def aclrtMemGetAllocationGranularity(prop: int | None, option: int) -> int:
     return _UNIT
 
 
-def aclrtMallocPhysical(size: int, prop: int | None, flags: int) -> int:
+def aclrtMallocPhysical(size: int, prop: Address, flags: int) -> int:
     _check_size(size)
     _check_zeros(flags=flags)
     is_device = _prop(prop).location == 1
@@ -115,11 +116,11 @@ def aclrtMallocPhysical(size: int, prop: int | None, flags: int) -> int:
         _no_memory(size)
 
 
-def aclrtFreePhysical(handle: int | None) -> None:
+def aclrtFreePhysical(handle: Address) -> None:
     os.close(HANDLES.take("handle", Physical, handle, _ALLOWED).file)
 
 
-def aclrtReserveMemAddress(size: int, alignment: int, expected: int | None, flags: int) -> int:
+def aclrtReserveMemAddress(size: int, alignment: int, expected: Address, flags: int) -> int:
     """Reserve addresses. They can be accessed at any time, so that no mistake ends a program."""
     _check_size(size)
     _check_zeros(alignment=alignment, expectPtr=expected)
@@ -133,7 +134,7 @@ def aclrtReserveMemAddress(size: int, alignment: int, expected: int | None, flag
     return first
 
 
-def aclrtReleaseMemAddress(address: int | None) -> None:
+def aclrtReleaseMemAddress(address: Address) -> None:
     allowed = "allowed: what aclrtReserveMemAddress reserved"
     if address is None or address not in _reserved:
         refuse("virPtr", f"{'null' if address is None else hex(address)}; {allowed}")
@@ -151,9 +152,7 @@ def _mapped(first: int, end: int) -> list[Block]:
     return [each for each in living if each.address < end and first < each.address + each.size]
 
 
-def aclrtMapMem(
-    address: int | None, size: int, offset: int, handle: int | None, flags: int
-) -> None:
+def aclrtMapMem(address: Address, size: int, offset: int, handle: Address, flags: int) -> None:
     physical = HANDLES.need("handle", Physical, handle, _ALLOWED)
     _check_zeros(offset=offset, flags=flags)
     if size != physical.size:
@@ -172,7 +171,7 @@ def aclrtMapMem(
     BLOCKS.add(Mapped(first, physical))
 
 
-def unmap(runtime: Runtime, address: int | None) -> None:
+def unmap(runtime: Runtime, address: Address) -> None:
     """aclrtUnmapMem."""
     runtime.free("virPtr", address, ("aclrtMapMem",))
     block: Any = BLOCKS.find(address or 0)

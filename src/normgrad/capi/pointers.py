@@ -15,6 +15,9 @@ from typing import Any
 from ..pages import fault
 from .signatures import Pointer
 
+#: A pointer or a handle that C passes; None for null.
+Address = int | None
+
 #: The maximum number of values of an array; functions refuse a larger number.
 MOST_VALUES = 1 << 20
 
@@ -36,7 +39,7 @@ def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
     _array(kind, len(values)).from_address(address)[:] = values
 
 
-def load(kind: Any, address: int | None, count: int) -> list[Any]:
+def load(kind: Any, address: Address, count: int) -> list[Any]:
     """Read values of a ctypes type through a pointer, which may be null if there are none."""
     return _array(kind, count).from_address(address)[:] if count else []
 

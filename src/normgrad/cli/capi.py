@@ -38,10 +38,7 @@ def _build(out: _Out) -> None:
     from ..capi.declarations import DIALECTS
 
     try:
-        with (
-            show.progress(len(build.LIBRARIES)) as advance,
-            blaming("capi build", BuildError),
-        ):
+        with show.progress(len(build.LIBRARIES)) as advance, blaming("capi build", BuildError):
             build.build(out, advance)
     except OSError as error:
         raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
@@ -101,8 +98,7 @@ def _needs(
 
 @app.command("flags")
 def _flags(
-    out: _Out,
-    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="acl or infini.")],
+    out: _Out, dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="acl or infini.")]
 ) -> None:
     """Print what a program is compiled and linked with.
 
