@@ -1,7 +1,9 @@
 """The aclnn dialect: CANN's two-phase calls, with the contract of each product and status codes.
 
 ``aclnnXxxGetWorkspaceSize(...)`` checks every argument and returns a workspace's size and an
-executor; ``aclnnXxx(workspace, size, executor, stream)`` computes. See docs/aclnn.md.
+executor; ``aclnnXxx(workspace, size, executor, stream)`` computes. All operators' functions raise
+the errors of :func:`aclnnBatchNormBackwardGetWorkspaceSize` and :func:`aclnnBatchNormBackward`. See
+docs/aclnn.md.
 """
 
 from __future__ import annotations
@@ -131,9 +133,6 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
         inputG, weightG, biasG: whether the two sums, gradWeight and gradBias are wanted.
         sumDy, sumDyXmu, gradWeight, gradBias: the outputs that phase 2 writes, (C,); None where not
             wanted.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.REDUCE, locals())
 
@@ -160,9 +159,6 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
         sumDy, sumDyXmu: (C,), added up over all ranks.
         counter: each rank's number of elements per channel, in any shape; their sum is the divisor.
         gradInput: the output that phase 2 writes, of input's shape.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.ELEMT, locals())
 
@@ -194,9 +190,6 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
         outputMask: three booleans: which of the gradients are wanted.
         gradInput: an output that phase 2 writes, of input's shape; None where not wanted.
         gradGammaOut, gradBetaOut: such outputs, of gamma's shape.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.GROUP_NORM, locals())
 
@@ -213,9 +206,6 @@ def aclnnBatchNormStatsGetWorkspaceSize(
         eps: added to the variance.
         mean, invstd: the outputs that phase 2 writes, (C,) in float32; 0 for an input without
             elements.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.STATS, locals())
 
@@ -244,9 +234,6 @@ def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
         eps: the number that was added to the ranks' variances.
         counts: (ranks,), each rank's number of elements per channel.
         meanAll, invstdAll: the outputs that phase 2 writes, (C,).
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.GATHER, locals())
 
@@ -271,9 +258,6 @@ def aclnnBatchNormElemtGetWorkspaceSize(
         eps: not used, since invstd contains it.
         output: the output that phase 2 writes, of input's shape, dtype and format; it may have
             exactly input's memory.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.FORWARD_ELEMT, locals())
 
@@ -295,9 +279,6 @@ def aclnnRmsNormGetWorkspaceSize(
         epsilon: added to the mean of squares.
         yOut: an output that phase 2 writes, of x's shape; it may have exactly x's memory.
         rstdOut: such an output, of x's shape with ones in the place of gamma's axes, in float32.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(translations.RMS_NORM, locals())
 

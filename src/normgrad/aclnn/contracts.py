@@ -349,14 +349,5 @@ RMS_NORM = Contract(
 
 CONTRACTS = {
     contract.name: contract
-    for contract in (
-        BATCH_NORM,
-        REDUCE,
-        ELEMT,
-        GROUP_NORM,
-        STATS,
-        GATHER,
-        FORWARD_ELEMT,
-        RMS_NORM,
-    )
+    for contract in (BATCH_NORM, REDUCE, ELEMT, GROUP_NORM, STATS, GATHER, FORWARD_ELEMT, RMS_NORM)
 }

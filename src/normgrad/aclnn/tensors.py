@@ -109,19 +109,11 @@ class Signature:
     dims: tuple[int, ...]
     steps: tuple[int, ...]
     dtype_name: str
+    format: aclFormat
+    problem: str | None
 
 
-@lru_cache(1 << 16)
-def _signature(
-    dims: tuple[int, ...],
-    steps: tuple[int, ...],
-    data_type: aclDataType,
-    format: aclFormat,
-    problem: str | None,
-) -> Signature:
-    """The object that all tensors with these properties share, whatever their memory."""
-    return Signature(dims, steps, _NAMES[data_type])
-
+_signature = lru_cache(1 << 16)(Signature)
 
 #: Tensors have fewer elements than this, so that sizes in bytes fit in 64-bit integers.
 _MOST_ELEMENTS = 1 << 58
@@ -173,7 +165,7 @@ class aclTensor:
         self.data_offset = self.offset
         self.problem = self._find_problem(nbytes)
         self.signature = _signature(
-            self.dims, self.steps, self.data_type, self.format, self.problem
+            self.dims, self.steps, self.dtype_name, self.format, self.problem
         )
         self.address = self.memory.address + self.offset * self._itemsize
 

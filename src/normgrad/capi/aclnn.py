@@ -22,7 +22,17 @@ from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import ERRORS, SETTINGS, export, fail, need_memory, product, refuse, refuse_null
+from .calls import (
+    ERRORS,
+    SETTINGS,
+    export,
+    fail,
+    need_access,
+    need_memory,
+    product,
+    refuse,
+    refuse_null,
+)
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -390,9 +400,7 @@ def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> 
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
             refuse(name, "no memory; allowed: a tensor with data")
         if tensor.memory.owner is FOREIGN:
-            memory = checked(tensor.memory, *use.region.bounds(), use.writes)
-            if memory.problem is not None:
-                refuse(name, memory.problem)
+            need_access(use)
 
 
 def _workspace(address: Address, size: int) -> Memory | None:

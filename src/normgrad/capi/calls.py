@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 from ..aclnn import products
-from ..dialects import DialectError
+from ..dialects import DialectError, Use
 from . import pointers
 from .declarations import functions_of
 from .signatures import Function
@@ -153,6 +153,13 @@ def need_memory(name: str, address: pointers.Address, size: int, writing: bool =
     if problem is not None:
         refuse(name, problem)
     return address
+
+
+def need_access(use: Use) -> None:
+    """Fail this thread's call if the bytes of a use of memory cannot be accessed."""
+    problem = pointers.problem(*use.region.bounds(), use.writes)
+    if problem is not None:
+        refuse(use.name, problem)
 
 
 def product(status: IntEnum) -> products.Device:

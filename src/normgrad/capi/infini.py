@@ -13,7 +13,7 @@ from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
 from .blocks import FOREIGN, checked, memory_at
-from .calls import ERRORS, check_variables, export, refuse, refuse_null
+from .calls import ERRORS, check_variables, export, need_access, refuse, refuse_null
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, memory_info
@@ -147,16 +147,10 @@ def infiniopBatchNormBackward(
             is_host = memory.owner is FOREIGN and end - first == spec.nbytes
             yield Use(name, verb, region, is_host and name in OUTPUTS, in_place)
 
-    def find_problems() -> None:
-        """Check memory outside all blocks, and store the problems that this finds."""
-        for use in uses():
-            data[use.name] = checked(data[use.name], *use.region.bounds(), use.writes)
-
     def check() -> None:
-        find_problems()
-        for name, memory in data.items():
-            if memory.problem is not None:
-                refuse(name, memory.problem)
+        for use in uses():
+            if data[use.name].owner is FOREIGN:
+                need_access(use)
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
         STREAMS.do(where, uses, run, check, (operator,), refuse)
@@ -164,7 +158,9 @@ def infiniopBatchNormBackward(
             RUNTIME.synchronize(None)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
-        find_problems()
+        for use in uses():
+            memory = data[use.name]
+            data[use.name] = checked(memory, *use.region.bounds(), use.writes)
     arguments = [*map(data.get, NAMES), Launcher(launch)]
     infiniop.infiniopBatchNormBackward(operator, data.get("workspace"), workspace_size, *arguments)
 

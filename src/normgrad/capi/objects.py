@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..dialects import Use, span
 from ..layout import Region
-from . import pointers
 from .blocks import BLOCKS, Block
-from .calls import SETTINGS, fail, refuse, refuse_null
+from .calls import SETTINGS, fail, need_access, refuse, refuse_null
 from .handles import HANDLES
 from .pointers import Address
 from .streams import STREAMS, Clock, Stream
@@ -280,10 +279,8 @@ class Runtime:
         # The blocks in ``uses`` stay until the work is done, if another thread frees them.
         def check() -> None:
             for use, block in uses:
-                bounds = use.region.bounds()
-                problem = None if block else pointers.problem(*bounds, use.writes)
-                if problem is not None:
-                    refuse(use.name, problem)
+                if block is None:
+                    need_access(use)
 
         check()
         STREAMS.do(stream, lambda: [use for use, _ in uses], run, check)

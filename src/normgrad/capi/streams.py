@@ -1,14 +1,9 @@
 """Streams that delay their work, to detect races between a program and its asynchronous calls.
 
-With ``NORMGRAD_CAPI_STREAMS=checked``, asynchronous work is queued by stream, and runs when the
-program waits for it, which is as late as on a device. Memory that a call uses is compared with the
-memory that queued work reads and writes. Two calls are ordered if they are on one stream, if the
-later call's stream waits for an event that was recorded after the earlier call, or if the program
-has waited for the earlier call. Waiting runs the work, so the program has not waited for any work
-that is still in the queue.
-
-After a race is found the earlier work runs at once, so that the program gets the same results as
-without these checks.
+With ``NORMGRAD_CAPI_STREAMS=checked``, asynchronous work is queued, and runs when the program waits
+for it, which is as late as on a device. Memory that a call uses is compared with that of queued
+work that is not ordered before the call. After a race the earlier work runs at once, so that the
+program gets the same results as without these checks. docs/capi.md says what counts as ordered.
 """
 
 from __future__ import annotations
