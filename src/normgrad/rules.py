@@ -195,9 +195,9 @@ def shape_of(other: str, otherwise: str | None = None) -> Rule:
             expected, reason = (call.sizes[otherwise],), otherwise
         else:
             return None
-        return (
-            None if tensor.dims == expected else (f"shape {tensor.dims}", f"{expected}, {reason}")
-        )
+        if tensor.dims == expected:
+            return None
+        return f"shape {tensor.dims}", f"{expected}, {reason}"
 
     return Rule(Aspect.SHAPE, text, broken)
 

@@ -62,20 +62,13 @@ class Memory(NamedTuple):
         owner = self.owner
         if isinstance(owner, Allocation):
             return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
-        moved = False
+        moved, torch = False, sys.modules.get("torch")
         if isinstance(owner, np.ndarray):
             # Only an array that owns its memory can have been resized.
-            moved = owner.flags.owndata and (
-                owner.ctypes.data != self.address or owner.nbytes != self.nbytes
-            )
-        else:
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(owner, torch.Tensor):
-                moved = (
-                    owner.data_ptr() != self.address
-                    or owner.nbytes != self.nbytes
-                    or frameworks.of_torch().lacking(owner) is not None
-                )
+            moved = owner.flags.owndata and (owner.ctypes.data, owner.nbytes) != self[:2]
+        elif torch is not None and isinstance(owner, torch.Tensor):
+            moved = (owner.data_ptr(), owner.nbytes) != self[:2]
+            moved = moved or frameworks.of_torch().lacking(owner) is not None
         return "its memory was moved" if moved else None
 
     def bytes(self) -> npt.NDArray[np.uint8]:
@@ -149,11 +142,12 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         device = framework.device(name, value)
         if device != devices.CPU:
             raise ValueError(f"{name}: on device {device}; allowed: cpu")
-        opened = None
-        with suppress(TypeError):
+        try:
             opened = framework.opened(name, value, writing=True)
-        size = None if opened is None else opened.contiguous_bytes
-        if opened is None or size is None:
+            size = opened.contiguous_bytes
+        except TypeError:
+            size = None
+        if size is None:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
         return Memory(opened.located(name), size, opened.tensor, True)
     try:

@@ -16,8 +16,8 @@ from .phases import aclOpExecutor as aclOpExecutor
 from .phases import phase_1, phase_2
 from .products import product as product
 from .products import set_product as set_product
-from .status import AclnnError as AclnnError
-from .status import Status as Status
+from .tensors import AclnnError as AclnnError
+from .tensors import Status as Status
 from .tensors import aclBoolArray as aclBoolArray
 from .tensors import aclCreateBoolArray as aclCreateBoolArray
 from .tensors import aclCreateTensor as aclCreateTensor

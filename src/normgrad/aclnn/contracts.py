@@ -130,7 +130,6 @@ def _row(
 def _vector(
     name: str, when: When = ALWAYS, empty_unless: str | None = None, **more: Any
 ) -> Parameter:
-    """The row of a per-channel vector."""
     return _row(name, length("C", empty_unless), when, rank=_VECTOR, **more)
 
 

@@ -20,8 +20,7 @@ from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import Launcher, Memory
 from .products import PRODUCTS, Device, current
-from .status import AclnnError, Status
-from .tensors import Signature, aclBoolArray, aclTensor
+from .tensors import AclnnError, Signature, Status, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
 _STATUSES = {
@@ -97,11 +96,6 @@ class aclOpExecutor:
     tensors: Mapping[str, Any]
     repeatable: bool = False
     _once: list[None] = field(default_factory=lambda: [None], init=False)
-
-    @property
-    def workspace_size(self) -> int:
-        """The bytes of workspace that phase 2 needs."""
-        return self.prepared.workspace_size
 
     @property
     def is_used_up(self) -> bool:
@@ -274,7 +268,7 @@ def phase_2(
         raise error("executor", "null; allowed: what phase 1 returned", null)
     if not isinstance(executor, aclOpExecutor):
         raise error("executor", f"{described(executor)}; allowed: what phase 1 returned")
-    needed = executor.workspace_size
+    needed = executor.prepared.workspace_size
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
     if workspace is None and needed > 0:

@@ -1,4 +1,4 @@
-"""aclTensor and aclBoolArray: views of memory, with a dtype and a format."""
+"""Statuses and errors, and aclTensor and aclBoolArray: views of memory with dtypes and formats."""
 
 from __future__ import annotations
 
@@ -15,10 +15,34 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import frameworks, layout
+from ..dialects import DialectError
 from ..memory import array_at
 from ..unusable import shown
 from ..workspaces import Memory
-from .status import AclnnError
+
+
+class Status(IntEnum):
+    """The values of aclnnStatus."""
+
+    ACLNN_SUCCESS = 0
+    ACLNN_ERR_PARAM_NULLPTR = 161001
+    ACLNN_ERR_PARAM_INVALID = 161002
+    ACLNN_ERR_RUNTIME_ERROR = 361001
+    ACLNN_ERR_INNER = 561000
+    ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
+    ACLNN_ERR_INNER_NULLPTR = 561103
+
+
+class AclnnError(DialectError):
+    """The error of a failed call: its ``status``, ``operator``, and ``parameter`` or None."""
+
+    wrong_argument = Status.ACLNN_ERR_PARAM_INVALID
+    status: Status
+
+    @property
+    def operator(self) -> str:
+        """The function's name without ``GetWorkspaceSize``."""
+        return self.function
 
 
 class aclDataType(IntEnum):
@@ -76,25 +100,19 @@ class aclFormat(IntEnum):
     ACL_FORMAT_FRACTAL_NZ_C0_32 = 51
 
 
-#: The element types whose NumPy names do not follow from their own names.
-_OTHERWISE_NAMED: dict[aclDataType, Any] = {
-    aclDataType.ACL_FLOAT: np.float32,
-    aclDataType.ACL_DOUBLE: np.float64,
-    aclDataType.ACL_BF16: ml_dtypes.bfloat16,
+#: The element types' names in contracts.
+_NAMES = {
+    **{each: each.name.removeprefix("ACL_").removeprefix("DT_").lower() for each in aclDataType},
+    aclDataType.ACL_FLOAT: "float32",
+    aclDataType.ACL_DOUBLE: "float64",
+    aclDataType.ACL_BF16: "bfloat16",
 }
-#: The element types that NumPy does not have, and their names in messages.
-_NOT_IN_NUMPY = {
-    each: each.name.removeprefix("ACL_").removeprefix("DT_").lower()
-    for each in aclDataType
-    if each in (aclDataType.ACL_DT_UNDEFINED, aclDataType.ACL_STRING) or each > aclDataType.ACL_BF16
-}
-#: The element types that NumPy has.
+#: The element types that NumPy has; ml_dtypes has added bfloat16.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
-    each: np.dtype(_OTHERWISE_NAMED.get(each, each.name.removeprefix("ACL_").lower()))
-    for each in aclDataType
-    if each not in _NOT_IN_NUMPY
+    each: np.dtype(getattr(ml_dtypes, name, name))
+    for each, name in _NAMES.items()
+    if 0 <= each <= aclDataType.ACL_BF16 and each is not aclDataType.ACL_STRING
 }
-_NAMES = {**{data_type: dtype.name for data_type, dtype in NUMPY.items()}, **_NOT_IN_NUMPY}
 _BY_NAME = {str(dtype): data_type for data_type, dtype in NUMPY.items()}
 _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 

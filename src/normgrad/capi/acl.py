@@ -301,7 +301,7 @@ def _can_access_peer(device: int, peer: int) -> int:
     return 1
 
 
-def _check_peer(peer: int, device: Address = None) -> None:
+def _check_peer(peer: int, device: int | None = None) -> None:
     own = _own_context()[0] if device is None else device
     if not 0 <= peer < SETTINGS.devices or peer == own:
         refuse("peerDeviceId", f"{peer}; allowed: another device than {own}")

@@ -13,8 +13,7 @@ import numpy as np
 from .. import aclnn
 from ..aclnn.contracts import CONTRACTS
 from ..aclnn.phases import phase_1, phase_2
-from ..aclnn.status import Status
-from ..aclnn.tensors import NUMPY, aclDataType
+from ..aclnn.tensors import NUMPY, Status, aclDataType
 from ..aclnn.translations import BY_NAME
 from ..dialects import Use, span
 from ..rules import Parameter
@@ -115,12 +114,12 @@ def _tensor_at(
         what = f"{data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}"
         ERRORS.note_device(f"tensorData: {what}; allowed: such a multiple")
     memory, start = _storage(data_type, data, offset)
-    described = (dims, data_type, steps, start, format, storage)
-    tensor = aclnn.aclCreateTensor(*described, memory)
+    view = (dims, data_type, steps, start, format, storage)
+    tensor = aclnn.aclCreateTensor(*view, memory)
     if tensor.problem is None and memory.owner is FOREIGN:
         memory = checked(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
-            tensor = aclnn.aclCreateTensor(*described, memory)
+            tensor = aclnn.aclCreateTensor(*view, memory)
     tensor.data_offset = offset
     return tensor
 
@@ -202,9 +201,9 @@ def _object(name: str, kind: type[Any], handle: Address, null: Status | None = N
     return HANDLES.need(name, kind, handle, f"an {kind.__name__}", null)
 
 
-def _end(name: str, kind: type[Any], handle: int) -> Any:
-    """End a handle and return its object; the call fails if the handle is invalid."""
-    value = HANDLES.take(name, kind, handle, f"an {kind.__name__}")
+def _end(name: str, kind: type[Any], handle: Address, null: Status | None = None) -> Any:
+    """Do the same, and end the handle."""
+    value = HANDLES.take(name, kind, handle, f"an {kind.__name__}", null)
     if kind is aclnn.aclTensor:  # an executor may still refer to the tensor
         value.is_destroyed = True
     return value
@@ -252,17 +251,15 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-_executor = partial(_object, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
-
-
 def aclSetAclOpExecutorRepeatable(executor: Address) -> None:
-    _executor(executor).repeatable = True
+    _object(*_EXECUTOR, executor, Status.ACLNN_ERR_INNER_NULLPTR).repeatable = True
 
 
 def aclDestroyAclOpExecutor(executor: Address) -> None:
-    _executor(executor)
-    assert executor is not None
-    _end("executor", aclnn.aclOpExecutor, executor)
+    _end(*_EXECUTOR, executor, Status.ACLNN_ERR_INNER_NULLPTR)
+
+
+_EXECUTOR = "executor", aclnn.aclOpExecutor
 
 
 def _set_address(
@@ -281,7 +278,7 @@ def _set_address(
         index: the index of the tensor among the counted parameters, including null ones.
         address: the address of the new memory.
     """
-    repeated = _executor(executor)
+    repeated = _object(*_EXECUTOR, executor, Status.ACLNN_ERR_INNER_NULLPTR)
     value = _object("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
     assert tensor is not None
     if not repeated.repeatable:
@@ -386,8 +383,9 @@ def _uses(
     executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any], scratch: Memory | None
 ) -> Iterator[Use]:
     yield from executor.prepared.uses(tensors)
-    if scratch is not None and executor.workspace_size:
-        yield span("workspace", "writes", scratch.address, executor.workspace_size)
+    size = executor.prepared.workspace_size
+    if scratch is not None and size:
+        yield span("workspace", "writes", scratch.address, size)
 
 
 def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:

@@ -138,7 +138,6 @@ def _pkg_config(dialect: Dialect) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
@@ -160,7 +159,6 @@ def _compile(compiler: list[str], work: Path, library: str, source: str, extra: 
 
 
 def _python_headers() -> list[str]:
-    """The folders of Python's C headers."""
     paths = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
     folders = [path for path in dict.fromkeys(paths) if path]
     if not any((Path(path) / "Python.h").exists() for path in folders):
@@ -172,7 +170,6 @@ def _python_headers() -> list[str]:
 
 
 def _libpython() -> Path:
-    """The path of Python's shared library."""
     variables = sysconfig.get_config_vars()
     version = f"{variables['py_version_short']}{variables.get('abiflags', '')}"
     name = str(variables.get("INSTSONAME") or "")

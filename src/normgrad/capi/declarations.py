@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
+from ..aclnn import Status as aclnnStatus
 from ..aclnn import aclDataType, aclFormat, contracts, products
-from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from ..rules import Contract, Parameter, Scalar
 from . import enums
@@ -58,7 +58,6 @@ def _operator_header(contract: Contract) -> Header:
 
 
 def _each(kind: str, names: Iterable[str]) -> str:
-    """A list of C arguments of the same type."""
     return ", ".join(kind + name for name in names)
 
 

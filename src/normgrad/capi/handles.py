@@ -81,12 +81,14 @@ class Handles:
             refuse(name, f"{value!r}; allowed: {allowed}")
         return value
 
-    def take(self, name: str, kind: type[_T], handle: Address, allowed: str) -> _T:
+    def take(
+        self, name: str, kind: type[_T], handle: Address, allowed: str, null: IntEnum | None = None
+    ) -> _T:
         """Do the same as :meth:`need`, and end the handle, after the queued work that uses it.
 
         Of two threads only one succeeds.
         """
-        value = self.need(name, kind, handle, allowed)
+        value = self.need(name, kind, handle, allowed, null)
         STREAMS.end(name, value)
         assert handle is not None
         if not self.end(handle):

@@ -225,7 +225,7 @@ class Runtime:
         source: Side,
         width: int,
         height: int = 1,
-        most: Address = None,
+        most: int | None = None,
         stream: Stream | None = None,
     ) -> None:
         """Copy rows: on a stream, or at once.

@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..aclnn.status import Status as aclnnStatus
+from ..aclnn import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniStatus_t
 from .enums import HcclResult, aclError
 

@@ -376,7 +376,6 @@ def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
 
 
 def _is_legal(case: Case) -> bool:
-    """Whether the product's contract allows the case's call."""
     contract = _TRANSLATIONS[case.kind].contract
     return keeps(contract, case.product, case.request())
 

@@ -152,20 +152,12 @@ class Steps(ABC):
     @staticmethod
     @abstractmethod
     def facts(path: str, functions: Functions) -> dict[str, str]:
-        """Facts for a report about the library at a path, which has these functions.
-
-        Raises:
-            SubjectError: the library cannot be used.
-        """
+        """Facts for a report about the library at a path, or a SubjectError if it is unusable."""
 
     @staticmethod
     @abstractmethod
     def prepare(functions: Functions) -> int | None:
-        """Make the calls that a program makes once, in the process that computes.
-
-        Raises:
-            RefusedError: a function returned a status other than success.
-        """
+        """Make a program's first calls, in the process that computes; see :meth:`run`."""
 
     @abstractmethod
     def run(self) -> None:
@@ -177,11 +169,7 @@ class Steps(ABC):
         """
 
     def outcome(self) -> Outcome:
-        """Make all calls for the request, check the watched memory, and return the outcome.
-
-        Raises:
-            NotOfferedError: see :meth:`run`.
-        """
+        """Make all calls for the request, check the watched memory, and return the outcome."""
         request = self.request
         try:
             try:
