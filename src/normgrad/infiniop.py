@@ -206,7 +206,7 @@ class infiniopBatchNormBackwardDescriptor_t(_Handle):
     specs: Mapping[str, TensorSpec]
 
 
-def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
+def _need(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
     if value is None:
         raise InfiniError.of(function, name, f"null; allowed: an {kind.__name__}")
     if not isinstance(value, kind):
@@ -217,7 +217,7 @@ def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
 
 
 def _destroy(function: str, name: str, value: Any, kind: type[_Handle]) -> None:
-    _living(function, name, value, kind).alive = False
+    _need(function, name, value, kind).alive = False
 
 
 def infiniopCreateHandle() -> infiniopHandle_t:
@@ -312,9 +312,9 @@ def infiniopCreateBatchNormBackwardDescriptor(
             are checked in this order.
     """
     values = locals()
-    owner = _living(_CREATE, "handle", handle, infiniopHandle_t)
+    owner = _need(_CREATE, "handle", handle, infiniopHandle_t)
     tensors = {
-        row.name: _living(_CREATE, row.name, values[row.name], infiniopTensorDescriptor_t)
+        row.name: _need(_CREATE, row.name, values[row.name], infiniopTensorDescriptor_t)
         for row in CONTRACT.parameters
     }
     _supported(_CREATE, owner.device)
@@ -366,7 +366,7 @@ def infiniopGetBatchNormBackwardWorkspaceSize(
     """
     name = "infiniopGetBatchNormBackwardWorkspaceSize"
     kind = infiniopBatchNormBackwardDescriptor_t
-    size: int = _living(name, "desc", desc, kind).plan.workspace_size
+    size: int = _need(name, "desc", desc, kind).plan.workspace_size
     return size
 
 
@@ -400,7 +400,7 @@ def infiniopBatchNormBackward(
             INSUFFICIENT_WORKSPACE.
     """
     values = locals()
-    op = _living(_RUN, "desc", desc, infiniopBatchNormBackwardDescriptor_t)
+    op = _need(_RUN, "desc", desc, infiniopBatchNormBackwardDescriptor_t)
     memory = {
         name: _locate(name, values[name], op.specs[name], name in OUTPUTS)
         for name in (*OUTPUTS, *INPUTS)

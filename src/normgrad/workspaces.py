@@ -57,7 +57,7 @@ class Memory(NamedTuple):
     writeable: bool
     problem: str | None = None
 
-    def lost(self) -> str | None:
+    def loss(self) -> str | None:
         """The reason why the memory is no longer usable; None if it is usable."""
         owner = self.owner
         if isinstance(owner, Allocation):

@@ -285,7 +285,7 @@ def phase_2(
         workspace = Memory(scratch.address, needed, scratch.owner, True)
     prepared = executor.prepared
     for parameter in prepared.used:
-        loss = executor.tensors[parameter].lost()
+        loss = executor.tensors[parameter].loss()
         if loss is not None:
             raise error(parameter, f"{loss} since phase 1; allowed: what stays until phase 2")
     if isinstance(stream, Unusable):
@@ -325,7 +325,7 @@ def _run(
     if prepared.plan is not None:
         _run_plan(prepared, prepared.plan, tensors, workspace, is_of_c)
     for name in outputs:
-        tensors[name].wrote()
+        tensors[name].mark_written()
 
 
 def _run_plan(

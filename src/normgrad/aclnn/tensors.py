@@ -229,11 +229,11 @@ class aclTensor:
         """The bytes of the view's elements."""
         return layout.Region(self.address, self.dims, self.steps, self._itemsize)
 
-    def lost(self) -> str | None:
+    def loss(self) -> str | None:
         """The reason why the tensor has become unusable since it was made; None if it has not."""
-        return "it was destroyed" if self.is_destroyed else self.memory.lost()
+        return "it was destroyed" if self.is_destroyed else self.memory.loss()
 
-    def wrote(self) -> None:
+    def mark_written(self) -> None:
         """Tell the memory's framework that the memory was written to."""
         frameworks.written((self.memory.owner,))
 

@@ -20,7 +20,7 @@ from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
-from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
+from .blocks import FOREIGN, UNKNOWN_SIZE, memory_at, with_problem
 from .calls import (
     ERRORS,
     SETTINGS,
@@ -117,7 +117,7 @@ def _tensor_at(
     view = (dims, data_type, steps, start, format, storage)
     tensor = aclnn.aclCreateTensor(*view, memory)
     if tensor.problem is None and memory.owner is FOREIGN:
-        memory = checked(memory, *tensor.region.bounds(), False)
+        memory = with_problem(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
             tensor = aclnn.aclCreateTensor(*view, memory)
     tensor.data_offset = offset
@@ -406,7 +406,7 @@ def _workspace(address: Address, size: int) -> Memory | None:
     if memory is None or memory.problem is not None or memory.owner is not FOREIGN:
         return memory
     memory = memory._replace(nbytes=min(size, UNKNOWN_SIZE))
-    return checked(memory, memory.address, memory.address + memory.nbytes, True)
+    return with_problem(memory, memory.address, memory.address + memory.nbytes, True)
 
 
 def _calls() -> dict[str, Callable[..., Any]]:

@@ -166,7 +166,7 @@ def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
     return Memory(address, block.end - address, block, True, problem)
 
 
-def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
+def with_problem(memory: Memory, first: int, end: int, writing: bool) -> Memory:
     """The same memory, with a problem if it is outside all blocks and cannot be accessed."""
     if memory.owner is not FOREIGN:
         return memory

@@ -258,14 +258,14 @@ def export(
     for function in functions_of(library):
         name = function.name
         check = (checks or {}).get(name)
-        module[name] = _exported(function, calls.get(name) or module[name], check)
+        module[name] = _c_form(function, calls.get(name) or module[name], check)
 
 
 #: How many of a function's pointers to results may be null, if not 0.
 _MOST_NULLS = {"infinirtGetDevice": 1}
 
 
-def _exported(
+def _c_form(
     function: Function, python: Callable[..., Any], check: Callable[[], None] | None
 ) -> Callable[..., Any]:
     """A function in the form that C calls.

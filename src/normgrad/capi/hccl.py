@@ -121,7 +121,7 @@ def _receive(source: socket.socket) -> bytes:
     return exactly(size)
 
 
-def _lost(error: OSError) -> NoReturn:
+def _fail_exchange(error: OSError) -> NoReturn:
     is_late = isinstance(error, TimeoutError)
     status = HcclResult.HCCL_E_TIMEOUT if is_late else HcclResult.HCCL_E_REMOTE
     fail(f"another rank: {error}; allowed: all ranks make the same calls", status)
@@ -158,7 +158,7 @@ def HcclCommInitRootInfo(size: int, root_info: Address, rank: int) -> int:
     try:
         communicator = Communicator(rank, size, content[len(_MAGIC) :])
     except OSError as error:
-        _lost(error)
+        _fail_exchange(error)
     return HANDLES.add(communicator)
 
 
@@ -190,7 +190,7 @@ def _collective(
         try:
             result = communicator.exchange(ctypes.string_at(source, send[2]), combine)
         except OSError as error:
-            _lost(error)
+            _fail_exchange(error)
         if len(result) != receive[2]:
             fail(f"{len(result)} bytes of all ranks; allowed: {receive[2]}, the same call in each")
         ctypes.memmove(target, result, receive[2])
@@ -205,7 +205,7 @@ def _dtype(data_type: int) -> np.dtype[Any]:
     return _DTYPES[data_type]
 
 
-def _reduced(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> bytes:
+def _reduce(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> bytes:
     is_whole = dtype.kind in "iu"
     values = [np.frombuffer(part, dtype) for part in parts]
     wide = values if is_whole else [value.astype(np.float64) for value in values]
@@ -223,7 +223,7 @@ def HcclAllReduce(
     if op not in _REDUCTIONS:
         refuse("op", f"{op}; allowed: {', '.join(each.name for each in _REDUCTIONS)}")
     size = count * dtype.itemsize
-    combine = partial(_reduced, dtype, _REDUCTIONS[op])
+    combine = partial(_reduce, dtype, _REDUCTIONS[op])
     _collective(comm, stream, ("sendBuf", send, size), ("recvBuf", receive, size), combine)
 
 

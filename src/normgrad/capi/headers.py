@@ -28,13 +28,13 @@ def header_text(header: Header) -> str:
     if functions:
         parts += [
             '#ifdef __cplusplus\nextern "C" {\n#endif',
-            "\n".join(f"{_wrapped(each.prototype)};" for each in functions),
+            "\n".join(f"{_wrap(each.prototype)};" for each in functions),
             "#ifdef __cplusplus\n}\n#endif",
         ]
     return "\n\n".join([*parts, "#endif"]) + "\n"
 
 
-def _wrapped(line: str) -> str:
+def _wrap(line: str) -> str:
     return "\n".join(textwrap.wrap(line, _WIDTH, subsequent_indent="    "))
 
 
@@ -65,7 +65,7 @@ def _trampoline(index: int, function: Function) -> str:
 
     The functions for the last error's text do not call Python, so that they work without it.
     """
-    prototype = _wrapped(f"EXPORTED {function.prototype}")
+    prototype = _wrap(f"EXPORTED {function.prototype}")
     if function.name in RECENT_MESSAGES:
         return f"{prototype}\n{{\n    return normgrad_capi_message();\n}}"
     kinds = ", ".join(["void *", *(kind for kind, _ in function.parameters)])
@@ -76,7 +76,7 @@ def _trampoline(index: int, function: Function) -> str:
         f"    {function.returns} result = {function.failure or 0};\n"
         "    if (!normgrad_capi_enter(&library, __func__, __builtin_return_address(0)))\n"
         "        return result;\n"
-        f"{textwrap.indent(_wrapped(call), '    ')}\n"
+        f"{textwrap.indent(_wrap(call), '    ')}\n"
         "    normgrad_capi_leave();\n"
         "    return result;\n}"
     )

@@ -12,7 +12,7 @@ from ..dialects import Use, span
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
-from .blocks import FOREIGN, checked, memory_at
+from .blocks import FOREIGN, memory_at, with_problem
 from .calls import ERRORS, check_variables, export, need_access, refuse, refuse_null
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
@@ -160,7 +160,7 @@ def infiniopBatchNormBackward(
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         for use in uses():
             memory = data[use.name]
-            data[use.name] = checked(memory, *use.region.bounds(), use.writes)
+            data[use.name] = with_problem(memory, *use.region.bounds(), use.writes)
     arguments = [*map(data.get, NAMES), Launcher(launch)]
     infiniop.infiniopBatchNormBackward(operator, data.get("workspace"), workspace_size, *arguments)
 

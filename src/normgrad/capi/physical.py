@@ -139,14 +139,14 @@ def aclrtReleaseMemAddress(address: Address) -> None:
     if address is None or address not in _reserved:
         refuse("virPtr", f"{'null' if address is None else hex(address)}; {allowed}")
     size, start = _reserved[address]
-    if _mapped(address, address + size):
+    if _mappings(address, address + size):
         refuse("virPtr", "addresses with memory; allowed: after aclrtUnmapMem of all of it")
     del _reserved[address]
     BLOCKS.forget(address, address + size)
     _munmap(start, size + _UNIT)
 
 
-def _mapped(first: int, end: int) -> list[Block]:
+def _mappings(first: int, end: int) -> list[Block]:
     """What is mapped between two addresses."""
     living = [block for block in BLOCKS.living() if isinstance(block, Mapped)]
     return [each for each in living if each.address < end and first < each.address + each.size]
@@ -163,7 +163,7 @@ def aclrtMapMem(address: Address, size: int, offset: int, handle: Address, flags
     ):
         allowed = f"a multiple of {_UNIT} in what aclrtReserveMemAddress reserved"
         refuse("virPtr", f"{first:#x} and {size} bytes; allowed: {allowed}")
-    if _mapped(first, first + size):
+    if _mappings(first, first + size):
         refuse("virPtr", "addresses with memory; allowed: after aclrtUnmapMem")
     if _mmap(first, size, _ACCESS, mmap.MAP_SHARED | _FIXED, physical.file, 0) == _FAILED:
         _no_memory(size)

@@ -92,7 +92,7 @@ class Report:
         lines = []
         for (_, maker, where), (first, *more) in handles.items():
             others = f" and {len(more)} more" if more else ""
-            lines.append(f"never destroyed: {_described(first)}{others} from {maker}{where}")
+            lines.append(f"never destroyed: {_description(first)}{others} from {maker}{where}")
         reset = [block for block in self._reset_blocks if block.freed_by == RESET]
         sizes: defaultdict[str, list[int]] = defaultdict(list)
         for block in [*reset, *(b for b in BLOCKS.living() if id(b) not in self._blocks)]:
@@ -110,7 +110,7 @@ class Report:
         self._reset_handles, self._reset_blocks = [], []
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     """A description of the object behind a handle."""
     name, text = type(value).__name__, repr(value)
     if isinstance(value, infiniopTensorDescriptor_t):

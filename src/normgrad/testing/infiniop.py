@@ -69,7 +69,7 @@ class Infiniop(Steps):
 
     def run(self) -> None:
         handle = self._create("handle")
-        tensors = {name: self._described(each) for name, each in self.request.tensors.items()}
+        tensors = {name: self._describe(each) for name, each in self.request.tensors.items()}
         owner = self.argument("handle", handle)
         values = [self.argument(name, each) for name, each in tensors.items()]
         operator = self._create("operator", (owner,), values)
@@ -103,7 +103,7 @@ class Infiniop(Steps):
         self.functions.call(creator, *before, self._to(creator, pointer), *after)
         return self.track(pointer.value or 0, destroyer)
 
-    def _described(self, tensor: Tensor) -> int:
+    def _describe(self, tensor: Tensor) -> int:
         rank = len(tensor.dims)
         dims, steps = (c_size_t * rank)(*tensor.dims), (c_ssize_t * rank)(*tensor.strides)
         strides = None if tensor.null_strides else steps
@@ -184,11 +184,10 @@ class Case(LibraryCase):
             row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
             for row in CONTRACT.rows
         }
-        if self.loose:
-            for name, tensor in arguments.items():
-                pairs = zip(tensor.dims, tensor.strides, strict=True)
-                loose = tuple(77 if size == 1 else step for size, step in pairs)
-                arguments[name] = replace(tensor, strides=loose)
+        for name, tensor in arguments.items() if self.loose else ():
+            pairs = zip(tensor.dims, tensor.strides, strict=True)
+            steps = tuple(77 if size == 1 else step for size, step in pairs)
+            arguments[name] = replace(tensor, strides=steps)
         empty = (name for name, each in arrays.items() if self.null == "memory" and not each.size)
         null_memory = frozenset(f"{name}: null memory" for name in empty)
         request = Request(_RUN, arguments, outputs, null_memory)
