@@ -62,11 +62,13 @@ class Memory(NamedTuple):
         owner = self.owner
         if isinstance(owner, Allocation):
             return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
-        moved, torch = False, sys.modules.get("torch")
+        moved = False
         if isinstance(owner, np.ndarray):
             # Only an array that owns its memory can have been resized.
-            moved = owner.flags.owndata and (owner.ctypes.data, owner.nbytes) != self[:2]
-        elif torch is not None and isinstance(owner, torch.Tensor):
+            moved = owner.flags.owndata and (
+                owner.ctypes.data != self.address or owner.nbytes != self.nbytes
+            )
+        elif (torch := sys.modules.get("torch")) and isinstance(owner, torch.Tensor):
             moved = (owner.data_ptr(), owner.nbytes) != self[:2]
             moved = moved or frameworks.of_torch().lacking(owner) is not None
         return "its memory was moved" if moved else None
