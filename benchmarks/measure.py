@@ -24,8 +24,7 @@ from measuring.suite import Case
 from normgrad import cli
 from normgrad.bench import timing
 from normgrad.cli import info, lack, show
-from normgrad.cli.files import InputError, blaming, one_of
-from normgrad.cli.outputs import UNCHANGED, reported
+from normgrad.cli.files import UNCHANGED, InputError, blaming, one_of, reported
 from normgrad.machine import this_machine
 
 if TYPE_CHECKING:

@@ -50,20 +50,20 @@ def masked(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
 
 def _data(call: Call) -> dict[str, Array]:
     kinds = _kinds(call)
-    return {name: value for name, value in call.given.items() if kinds[name] is Kind.DATA}
+    return {name: value for name, value in call.arrays.items() if kinds[name] is Kind.DATA}
 
 
 def _has(*names: str) -> Callable[[Call], bool]:
-    return lambda call: call.given.keys() >= set(names)
+    return lambda call: call.arrays.keys() >= set(names)
 
 
 def _changed(call: Call, name: str, change: Callable[[Array], Array | None]) -> None:
-    call.tensors[name] = change(call.given[name])
+    call.tensors[name] = change(call.arrays[name])
 
 
 def _fill(call: Call, values: Mapping[str, float]) -> None:
     """Fill each of these tensors that the call has with one value."""
-    for name in call.given.keys() & values:
+    for name in call.arrays.keys() & values:
         _changed(call, name, partial(np.full_like, fill_value=values[name]))
 
 
@@ -148,7 +148,7 @@ def _subnormal(call: Call) -> None:
     """Make the input subnormal, and the factors such that the output is of ordinary size."""
     rng = np.random.default_rng(6)
     least = np.finfo(np.float32).smallest_subnormal
-    old = call.given["input"]
+    old = call.arrays["input"]
     call.tensors["input"] = (rng.integers(-(2**20), 2**20, old.shape) * least).astype(old.dtype)
     _fill(call, {"mean": 0, "bias": 0, "invstd": 2.0**62, "weight": 2.0**62})
 
@@ -244,7 +244,7 @@ def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
 
 def _with_out(make: Callable[[Array], Array]) -> Change:
     """A change that gives the call a data output, which ``make`` makes from the input."""
-    return Change("out", lambda call: call.give(make(call.given["input"])))
+    return Change("out", lambda call: call.give(make(call.arrays["input"])))
 
 
 def _read_only(like: Array) -> Array:
@@ -255,7 +255,7 @@ def _read_only(like: Array) -> Array:
 
 def _partly_over(call: Call) -> None:
     """Give an output whose memory begins one element after the start of the input's."""
-    old = call.given["input"]
+    old = call.arrays["input"]
     memory = np.concatenate([old.reshape(-1), np.zeros(1, old.dtype)])
     call.tensors["input"] = memory[:-1].reshape(old.shape)
     call.give(memory[1:].reshape(old.shape))
@@ -302,17 +302,19 @@ def mistakes(call: Call) -> dict[str, Change]:
     by_name: dict[str, Change] = {}
     for parameter in call.operator.parameters:
         name = parameter.name
-        if name not in call.given:
+        if name not in call.arrays:
             continue
         # The input's shape is the one that the others are compared with.
-        tried: dict[str, Callable[[Array], Array | None]] = {}
+        alterations: dict[str, Callable[[Array], Array | None]] = {}
         if name != "input":
-            tried |= _TENSOR_MISTAKES[parameter.kind]
+            alterations |= _TENSOR_MISTAKES[parameter.kind]
         if parameter.kind is not Kind.COUNT:
-            tried |= _FLOAT_MISTAKES
+            alterations |= _FLOAT_MISTAKES
         if parameter.required:
-            tried["missing"] = lambda old: None
-        by_name |= {f"{name}: {title}": of_tensor(name, change) for title, change in tried.items()}
+            alterations["missing"] = lambda old: None
+        by_name |= {
+            f"{name}: {title}": of_tensor(name, change) for title, change in alterations.items()
+        }
     if "num_groups" in call.choices:
         by_name["num_groups: no divisor"] = Change("num_groups", _no_divisor)
     one_axis = _reshaped(lambda shape: (-1,))

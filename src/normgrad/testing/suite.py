@@ -112,7 +112,7 @@ def _absent(kind: str) -> Iterator[Case]:
     base = _case(Topic.ABSENT, kind, (3, 4, 25))
     call = base.call()
     optional = [p.name for p in call.operator.parameters if not p.required]
-    present = [name for name in optional if name in call.given]
+    present = [name for name in optional if name in call.arrays]
     for count in range(1, len(present) + 1):
         for absent in itertools.combinations(present, count):
             yield replace(base, absent=absent)
@@ -178,8 +178,8 @@ def _special(kind: str) -> Iterator[Case]:
 
 
 def _mistakes(kind: str) -> Iterator[Case]:
-    for plain in _plain(kind):
-        yield from varied(replace(plain, topic=Topic.MISTAKES), change=mistakes(plain.call()))
+    for case in _plain(kind):
+        yield from varied(replace(case, topic=Topic.MISTAKES), change=mistakes(case.call()))
 
 
 def _determinism(kind: str) -> Iterator[Case]:
@@ -188,8 +188,8 @@ def _determinism(kind: str) -> Iterator[Case]:
 
 
 def _memory(kind: str) -> Iterator[Case]:
-    for plain in _plain(kind):
-        yield replace(plain, topic=Topic.MEMORY)
+    for case in _plain(kind):
+        yield replace(case, topic=Topic.MEMORY)
 
 
 #: Each topic's cases of a kind, and a step: a quick run takes the first case, one in this many, and

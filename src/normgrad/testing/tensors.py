@@ -96,31 +96,31 @@ class Call:
         return PLANNED[self.name]
 
     @property
-    def given(self) -> dict[str, Array]:
-        """The tensors that are there."""
+    def arrays(self) -> dict[str, Array]:
+        """The tensors that are not absent."""
         return {name: value for name, value in self.tensors.items() if value is not None}
 
     @property
     def inputs(self) -> list[Array]:
-        """The tensors, as the operator reads them."""
-        return list(self.given.values())
+        """The tensors that the operator reads."""
+        return list(self.arrays.values())
 
     @property
     def arithmetic(self) -> DType:
         """The dtype that the call is computed in, on which the bound depends."""
         # Merging the statistics of ranks reads no data tensors.
         names = ("mean", "invstd") if self.operator.gathers else ("grad_out", "input")
-        arrays = (each for name, each in self.given.items() if name in names)
+        arrays = (each for name, each in self.arrays.items() if name in names)
         return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in arrays))
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The arguments that are not tensors, with the defaults of those not given."""
+        """The arguments that are not tensors, including defaults."""
         return {**choices_of(self.name), **self.options}
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """All outputs of the operator, wanted or not."""
+        """All outputs of the operator, whatever the mask."""
         return self.operator.outputs(self.operator.read_options(**self.choices))
 
     @property
@@ -139,7 +139,7 @@ class Call:
 
     @property
     def first_out(self) -> Array | None:
-        """The array that was given for the first output."""
+        """The caller's array for the first output."""
         array: Array | None = self.out[0] if isinstance(self.out, tuple) else self.out
         return array
 
