@@ -264,8 +264,9 @@ def test_files_beside_it_are_not_imported(tmp_path):
     command = Path(sys.executable).with_name("normgrad")
     if not command.is_file():
         pytest.skip("no command normgrad beside this Python")
+    options = ("--backend", "normgrad", "--quick", "--alone", "--only", "absent/eval/")
     done = subprocess.run(
-        [command, *"verify --backend normgrad --quick --alone --only absent/eval/".split()],
+        [command, "verify", *options],
         cwd=tmp_path,
         capture_output=True,
         text=True,
