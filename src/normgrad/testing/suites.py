@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import normgrad
 
 from .. import devices
+from ..machine import version
 from ..operators.by_name import FUNCTIONS
 from . import aclnn, infiniop, modules
 from .c_functions import Functions, of_libraries
@@ -89,10 +90,10 @@ def load(spec: str) -> Implementation:
         return _ours(device or "cpu")
     if spec == "torch":
         try:
-            from .aten import Aten
+            from . import aten
         except ModuleNotFoundError as error:
             raise SubjectError(f"torch: {error}") from None
-        return Subject(Aten.name, Aten)
+        return Subject(f"torch {version('torch')}", aten.operators())
     if spec.endswith(".py"):
         allowed = "its module and a name in it, such as mine:Ops"
         raise SubjectError(f"{spec}: a file; allowed: {allowed}")
