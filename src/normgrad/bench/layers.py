@@ -94,7 +94,6 @@ def measure(case: Case, dtype: torch.dtype, seconds: float) -> LayerTimes:
 
 
 def _call(layer: Any, x: torch.Tensor, grad: torch.Tensor, timed_pass: str) -> timing.Call:
-    """A call of the pass that is timed."""
     if timed_pass == EVALUATION:
         layer.eval()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,44 +80,34 @@ def bench(
     count = threads or most
     torch.set_num_threads(count)
     normgrad.set_num_threads(count)
-    every = layers.cases()
-    results: list[LayerTimes] = []
-    with show.progress(len(every), "cases") as advance:
-        for case in every:
+    cases, seconds = layers.cases(), QUICK_SECONDS if quick else SECONDS
+    groups: dict[str, list[LayerTimes]] = {}
+    with show.progress(len(cases), "cases") as advance:
+        for case in cases:
             advance(str(case), 0)
-            seconds = QUICK_SECONDS if quick else SECONDS
-            results.append(layers.measure(case, getattr(torch, dtype), seconds))
+            times = layers.measure(case, getattr(torch, dtype), seconds)
+            groups.setdefault(case.timed_pass, []).append(times)
             advance(str(case))
     where = f"{info.cpu_name()}, {count} thread{'s' if count > 1 else ''}, {dtype}"
     if plot is not None:
         with rewriting(plot) as opened:
-            opened.write(_picture(results, where, plot.suffix))
-    _print(results, where)
+            opened.write(_picture(groups, where, plot.suffix))
+    _print(groups, where)
     if plot is not None:
         show.print_lines(f"written    {plot}")
 
 
-def _by_pass(results: Sequence[LayerTimes]) -> dict[str, list[LayerTimes]]:
-    """The figures by the pass that was timed."""
-    groups: dict[str, list[LayerTimes]] = {}
-    for each in results:
-        groups.setdefault(each.case.timed_pass, []).append(each)
-    return groups
-
-
-def _print(results: Sequence[LayerTimes], where: str) -> None:
-    """Print a table for each pass that fits 80 columns, and what they come to."""
+def _print(groups: Mapping[str, Sequence[LayerTimes]], where: str) -> None:
+    """Print a table for each pass, which fits 80 columns, and the mean gains."""
     header = ("layer", "input", "PyTorch", "normgrad", "gain", "")
+    results = [each for group in groups.values() for each in group]
     longest = max(each.gain for each in results)
     means = []
-    for timed_pass, group in _by_pass(results).items():
+    for timed_pass, group in groups.items():
         lines = [
             (
-                each.case.name,
-                "×".join(map(str, each.case.shape)),
-                f"{each.torch * 1e3:.3g}",
-                f"{each.ours * 1e3:.3g}",
-                f"{each.gain:.2f}",
+                *(each.case.name, "×".join(map(str, each.case.shape))),
+                *(f"{each.torch * 1e3:.3g}", f"{each.ours * 1e3:.3g}", f"{each.gain:.2f}"),
                 "█" * max(1, round(LONGEST_BAR * each.gain / longest)),
             )
             for each in group
@@ -139,13 +129,12 @@ def _print(results: Sequence[LayerTimes], where: str) -> None:
     show.print_lines(*notes)
 
 
-def _picture(results: Sequence[LayerTimes], where: str, ending: str) -> bytes:
-    """A picture of the gains as bars, a panel for each pass."""
+def _picture(groups: Mapping[str, Sequence[LayerTimes]], where: str, ending: str) -> bytes:
+    """Draw the gains as bars, a panel for each pass."""
     import io
 
     from matplotlib.figure import Figure
 
-    groups = _by_pass(results)
     figure = Figure(figsize=(9, 0.5 + 0.3 * max(map(len, groups.values()))), layout="constrained")
     panels: Any = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for axes, (timed_pass, group) in zip(panels, groups.items(), strict=True):
@@ -162,7 +151,7 @@ def _picture(results: Sequence[LayerTimes], where: str, ending: str) -> bytes:
 
 
 def _model(spec: str) -> None:
-    """Print what converting the model would bring that a function returns."""
+    """Print what converting a model would bring, which a function of the user's returns."""
     import torch
 
     from ..torch import estimate

@@ -79,58 +79,54 @@ class ModuleCase(Case):
         backward = Case(**vars(self) | {"kind": _GRADIENTS[self.kind], "absent": ()}).call()
         return Step(call, vectors, backward.arrays["grad_out"])
 
+    @np.errstate(all="ignore")
     def exact(self, call: Call) -> dict[str, Exact]:
         """The output and the gradients, each with its scale."""
-        with np.errstate(all="ignore"):
-            return _exact(self.request())
+        step = self.request()
+        wide = np.longdouble if step.grad_out.dtype == np.float64 else np.float64
+        x, dy = (each.astype(wide) for each in (call.arrays["input"], step.grad_out))
+        shape, rank = x.shape, x.ndim
+        if "normalized_shape" in call.options:
+            first = rank - len(call.options["normalized_shape"])
+            over, across = tuple(range(first, rank)), tuple(range(first))
+        elif "num_groups" in call.options:
+            groups = call.options["num_groups"]
+            split = (shape[0], groups, shape[1] // groups, math.prod(shape[2:]))
+            x, dy = x.reshape(split), dy.reshape(split)
+            over, across = (2, 3), (0, 3)
+        else:
+            over = across = (0, *range(2, rank))
+        of_parameters = tuple(1 if axis in across else size for axis, size in enumerate(x.shape))
+        vectors = [each.astype(wide).reshape(of_parameters) for each in step.vectors.values()]
+        w = vectors[0] if vectors else np.ones(1, wide)
+        b = vectors[1] if len(vectors) > 1 else np.zeros(1, wide)
+        is_centred = call.operator.is_centred
+        count = max(1, math.prod(x.shape[axis] for axis in over))
+
+        def mean_of(values: Array) -> Array:
+            total: Array = values.sum(over, keepdims=True) / count
+            return total
+
+        mean = mean_of(x) if is_centred else np.zeros_like(mean_of(x))
+        r = 1 / np.sqrt(mean_of((x - mean) ** 2) + wide(call.options["eps"]))
+
+        def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
+            xhat, d = xmu * r, w * dy
+            inner = xhat * mean_of(d * xhat) + (mean_of(d) if is_centred else 0)
+            yield (w * xhat + b).reshape(shape)
+            yield (r * (d + minus * inner)).reshape(shape)
+            for terms, vector in zip((dy * xhat, dy), step.vectors.values(), strict=False):
+                yield terms.sum(across).reshape(vector.shape)
+
+        values = formula(x - mean, dy, w, b, -1)
+        scales = formula(abs(x) + abs(mean), abs(dy), abs(w), abs(b), 1)
+        names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
+        return dict(zip(names, map(Exact, values, scales), strict=True))
 
 
 def _vectors(call: Call) -> list[str]:
     """The names of the operator's weight and bias, which RMS norm has not."""
     return [name for name in ("weight", "gamma", "bias", "beta") if name in call.tensors]
-
-
-def _exact(step: Step) -> dict[str, Exact]:
-    call = step.call
-    wide = np.longdouble if step.grad_out.dtype == np.float64 else np.float64
-    x, dy = (each.astype(wide) for each in (call.arrays["input"], step.grad_out))
-    shape, rank = x.shape, x.ndim
-    if "normalized_shape" in call.options:
-        first = rank - len(call.options["normalized_shape"])
-        over, across = tuple(range(first, rank)), tuple(range(first))
-    elif "num_groups" in call.options:
-        groups = call.options["num_groups"]
-        split = (shape[0], groups, shape[1] // groups, math.prod(shape[2:]))
-        x, dy = x.reshape(split), dy.reshape(split)
-        over, across = (2, 3), (0, 3)
-    else:
-        over = across = (0, *range(2, rank))
-    of_parameters = tuple(1 if axis in across else size for axis, size in enumerate(x.shape))
-    vectors = [each.astype(wide).reshape(of_parameters) for each in step.vectors.values()]
-    w = vectors[0] if vectors else np.ones(1, wide)
-    b = vectors[1] if len(vectors) > 1 else np.zeros(1, wide)
-    is_centred = call.operator.is_centred
-    count = max(1, math.prod(x.shape[axis] for axis in over))
-
-    def mean_of(values: Array) -> Array:
-        total: Array = values.sum(over, keepdims=True) / count
-        return total
-
-    mean = mean_of(x) if is_centred else np.zeros_like(mean_of(x))
-    r = 1 / np.sqrt(mean_of((x - mean) ** 2) + wide(call.options["eps"]))
-
-    def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
-        xhat, d = xmu * r, w * dy
-        inner = xhat * mean_of(d * xhat) + (mean_of(d) if is_centred else 0)
-        yield (w * xhat + b).reshape(shape)
-        yield (r * (d + minus * inner)).reshape(shape)
-        for terms, vector in zip((dy * xhat, dy), step.vectors.values(), strict=False):
-            yield terms.sum(across).reshape(vector.shape)
-
-    values = formula(x - mean, dy, w, b, -1)
-    scales = formula(abs(x) + abs(mean), abs(dy), abs(w), abs(b), 1)
-    names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
-    return dict(zip(names, map(Exact, values, scales), strict=True))
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:

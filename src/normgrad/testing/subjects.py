@@ -85,10 +85,6 @@ class Implementation(Runner):
             NotOfferedError: the implementation does not offer what the call needs.
         """
 
-    def bare(self, call: Any) -> Callable[[], object]:
-        """A function that makes a call without any checks, whose own memory would show."""
-        return lambda: self.once(call)
-
     def repeats(self) -> Iterator[str]:
         """Set up each further call that must give the same bits, and yield words for it."""
         yield from ["when it is called again"] * 3
@@ -101,11 +97,7 @@ class Implementation(Runner):
             call = case.request()
             if case.topic is Topic.DETERMINISM:
                 return self._repeated(case, call)
-            outcome = self.once(call)
-            leak = ""
-            if case.topic is Topic.MEMORY and outcome.error is None:
-                leak = leak_of(self.bare(call))
-            return replace(outcome, faults=(*outcome.faults, leak)) if leak else outcome
+            return self.once(call)
         except NotOfferedError as error:
             return Outcome(absent=str(error))
 
@@ -217,9 +209,14 @@ class Subject(Implementation):
         finally:
             self._set_num_threads(None)
 
-    def bare(self, call: Call) -> Callable[[], object]:
-        arguments = _Arguments(self, call)
-        return partial(self.functions[call.name], *arguments.positional, **arguments.options)
+    def run(self, case: Case) -> Outcome:
+        outcome = super().run(case)
+        if case.topic is not Topic.MEMORY or outcome.error or outcome.absent:
+            return outcome
+        arguments = _Arguments(self, case.call())
+        function = self.functions[case.operator]  # alone, since checks take memory too
+        leak = leak_of(partial(function, *arguments.positional, **arguments.options))
+        return replace(outcome, faults=(*outcome.faults, leak)) if leak else outcome
 
     def once(self, call: Call) -> Outcome:
         function = self.functions[call.name]
