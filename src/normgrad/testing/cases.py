@@ -158,7 +158,7 @@ class Case:
                 if changes.is_vector(call, name):
                     call.tensors[name] = lay_out(value, self.vectors)
         if self.mask:
-            call.options |= changes.masked(call, self.mask)
+            call.options |= changes.mask_options(call, self.mask)
         if self.out in IN_PLACE:
             call.give(call.tensors[IN_PLACE[self.out]])
         elif self.out:

@@ -41,7 +41,7 @@ def _kinds(call: Call) -> dict[str, Kind]:
     return {parameter.name: parameter.kind for parameter in call.operator.parameters}
 
 
-def masked(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
+def mask_options(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
     """The options that say which outputs to compute."""
     if call.name == "batch_norm_backward_reduce":
         return dict(zip(("input_g", "weight_g", "bias_g"), mask, strict=True))
@@ -57,19 +57,19 @@ def _has(*names: str) -> Callable[[Call], bool]:
     return lambda call: call.arrays.keys() >= set(names)
 
 
-def _changed(call: Call, name: str, change: Callable[[Array], Array | None]) -> None:
+def _replace(call: Call, name: str, change: Callable[[Array], Array | None]) -> None:
     call.tensors[name] = change(call.arrays[name])
 
 
 def _fill(call: Call, values: Mapping[str, float]) -> None:
     """Fill each of these tensors that the call has with one value."""
     for name in call.arrays.keys() & values:
-        _changed(call, name, partial(np.full_like, fill_value=values[name]))
+        _replace(call, name, partial(np.full_like, fill_value=values[name]))
 
 
 def of_tensor(name: str, change: Callable[[Array], Array | None]) -> Change:
     """A change of one tensor, to None if it is left out; it fits calls that have the tensor."""
-    return Change(name, lambda call: _changed(call, name, change), _has(name))
+    return Change(name, lambda call: _replace(call, name, change), _has(name))
 
 
 # Special values
@@ -226,7 +226,7 @@ def _no_divisor(call: Call) -> None:
     call.options["num_groups"] = 3
     for name in ("mean", "rstd"):
         if name in call.tensors:
-            _changed(call, name, lambda old: np.concatenate([old, old], -1)[..., :3])
+            _replace(call, name, lambda old: np.concatenate([old, old], -1)[..., :3])
 
 
 def _short(values: Array) -> Array:

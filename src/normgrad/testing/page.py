@@ -121,7 +121,7 @@ def _svg(figure: Any, handles: Iterable[Any]) -> bytes:
     return file.getvalue()
 
 
-def _measured(trials: Sequence[Trial], topic: Topic) -> dict[str, list[Judged]]:
+def _with_errors(trials: Sequence[Trial], topic: Topic) -> dict[str, list[Judged]]:
     """The cases of a topic that have a measured error, by the trials that have such cases."""
     by_trial = {
         trial.name: [e for e in trial.judged if e.case.topic is topic and e.units is not None]
@@ -141,7 +141,7 @@ def _distributions(trials: Sequence[Trial]) -> bytes | None:
 
     The plot is an SVG file; None where nothing was measured.
     """
-    measured = _measured(trials, Topic.VALUES)
+    measured = _with_errors(trials, Topic.VALUES)
     if not measured:
         return None
     columns, layouts = _values(measured, "dtype"), _values(measured, "data_layout")
@@ -172,7 +172,7 @@ def _large_means(trials: Sequence[Trial]) -> bytes | None:
     """
     from matplotlib.lines import Line2D
 
-    measured = _measured(trials, Topic.MEAN)
+    measured = _with_errors(trials, Topic.MEAN)
     kinds, types = _values(measured, "kind"), _values(measured, "dtype")
     if not kinds:
         return None

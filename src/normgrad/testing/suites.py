@@ -46,7 +46,7 @@ SUITES: Mapping[str, Suite] = {
 _DIALECTS = (infiniop.Infiniop, aclnn.Aclnn)
 
 #: Loads a library, and makes its functions visible to those loaded later.
-_loaded = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
+_load_globally = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
 
 #: The file name of a shared library.
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
@@ -98,8 +98,8 @@ def load(spec: str) -> Implementation:
         allowed = "its module and a name in it, such as mine:Ops"
         raise SubjectError(f"{spec}: a file; allowed: {allowed}")
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
-        return _opened(spec)
-    target = _imported(spec)
+        return _library(spec)
+    target = _import_target(spec)
     torch = sys.modules.get("torch")  # which has been imported where there is a module of its
     if torch is not None and isinstance(target, type) and issubclass(target, torch.nn.Module):
         return modules.Module(spec, target)
@@ -127,7 +127,7 @@ def _ours(device: str) -> Subject:
     return Subject(f"normgrad ({device})", operators, strict=True)
 
 
-def _imported(spec: str) -> Any:
+def _import_target(spec: str) -> Any:
     """The object "module:Name", or the module itself."""
     module, _, attribute = spec.partition(":")
     if not all(module.split(".")):  # a name with an empty part is a relative one
@@ -146,7 +146,7 @@ def _imported(spec: str) -> Any:
     return target
 
 
-def _opened(path: str) -> Library:
+def _library(path: str) -> Library:
     """Open a shared library that speaks a dialect."""
     file = Path(path).absolute()
     if not file.is_file():
@@ -164,7 +164,7 @@ def _opened(path: str) -> Library:
     for folder in (f"{file.parent}/", ""):
         for name in dialect.companions:
             with suppress(OSError):
-                libraries.append(_loaded(folder + name))
+                libraries.append(_load_globally(folder + name))
         functions = Functions(dialect.libraries, of_libraries(libraries))
         missing = [name for name in dialect.needed if name not in functions]
         if not missing:
@@ -180,10 +180,10 @@ def _open(file: Path, companions: list[str]) -> ctypes.CDLL:
     beside = [path for name in companions if (path := file.parent / name).is_file()]
     for _ in range(1 + len(beside)):
         try:
-            return _loaded(str(file))
+            return _load_globally(str(file))
         except OSError as error:
             reason = error
         for path in beside:
             with suppress(OSError):
-                _loaded(str(path))
+                _load_globally(str(path))
     raise SubjectError(f"{file}: cannot be loaded: {reason}")
