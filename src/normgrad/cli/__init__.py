@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
 from ..unusable import shortened
@@ -92,12 +92,10 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write the text, as far as possible."""
         self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        """Write buffered text, as far as possible."""
         self._try(self._stream.flush)
 
     def _try(self, function: Callable[..., object], *arguments: str) -> None:
@@ -112,22 +110,19 @@ class _Stream:
 def main(command: Callable[[], object] | None = None) -> None:
     """The entry point ``normgrad``, or that of another command whose lines end in the same way."""
     _keep_numbers()
-    before = sys.stdout, sys.stderr
     output: Any = _Stream(sys.stdout)
     errors: Any = _Stream(sys.stderr)
-    sys.stdout, sys.stderr = output, errors
-    try:
-        with ending_in_one_line():
-            (command or _run)()
-    except SystemExit:
-        output.flush()
-        # A reader that closed the pipe has read enough, so the exit status stays the result's.
-        if output.failure is None or isinstance(output.failure, BrokenPipeError):
-            raise
-        say(f"standard output: {output.failure.strerror or output.failure}")
-        sys.exit(UNUSABLE)
-    finally:
-        sys.stdout, sys.stderr = before
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            with ending_in_one_line():
+                (command or _run)()
+        except SystemExit:
+            output.flush()
+            # A reader that closed the pipe has read enough, so the exit status stays the result's.
+            if output.failure is None or isinstance(output.failure, BrokenPipeError):
+                raise
+            say(f"standard output: {output.failure.strerror or output.failure}")
+            sys.exit(UNUSABLE)
 
 
 def _run() -> None:

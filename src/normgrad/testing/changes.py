@@ -76,23 +76,14 @@ def of_tensor(name: str, change: Callable[[Array], Array | None]) -> Change:
 
 
 def _put(name: str, value: float, *places: Any) -> Change:
-    """Put a value in these places of a tensor, each given by its indices."""
+    """Put a value in these places of a tensor, each given by its indices, or in one channel."""
 
-    def put(values: Array) -> Array:
-        values = values.copy()
-        for place in places:
-            values[place] = value
-        return values
-
-    return of_tensor(name, put)
-
-
-def _special_channel(name: str, value: float) -> Change:
     def put(values: Array) -> Array:
         values = values.copy()
         # The last axis longer than 1: values per row have length 1 on the normalised axes.
         axis = max(axis for axis, size in enumerate(values.shape) if size > 1)
-        np.moveaxis(values, axis, 0)[1] = value
+        for place in places or ((*[slice(None)] * axis, 1),):
+            values[place] = value
         return values
 
     return of_tensor(name, put)
@@ -188,11 +179,11 @@ TWISTS: Mapping[str, Change] = {
         for word, value in _SPECIAL_VALUES.items()
     },
     **{
-        f"{word} in {name}": _special_channel(name, value)
+        f"{word} in {name}": _put(name, value)
         for name in _VECTORS
         for word, value in {**_SPECIAL_VALUES, "0": 0.0}.items()
     },
-    "negative running_var": _special_channel("running_var", -1.0),
+    "negative running_var": _put("running_var", -1.0),
     "all terms positive": Change("input", _all_positive),
     LONG_SUMS: Change("input", _thirds, _sums),
     **{
