@@ -331,7 +331,7 @@ UNCHANGED = "cannot be written; what was there is as it was"
 
 
 @contextmanager
-def reported(path: Path, what: str) -> Iterator[None]:
+def blaming_file(path: Path, what: str) -> Iterator[None]:
     """Turn an OSError into an InputError that names the file; ``what`` says what failed."""
     try:
         yield
@@ -360,7 +360,7 @@ def out_path(name: str) -> Path:
 
 def check_writable(path: Path) -> None:
     """Check before any work that :func:`rewriting` can write to a path."""
-    with reported(path, "cannot be written"):
+    with blaming_file(path, "cannot be written"):
         if path.is_dir():
             raise InputError(path, "a directory", _ALLOWED)
         # A device or a pipe would be replaced with a file, rather than written to.
@@ -376,7 +376,7 @@ def check_writable(path: Path) -> None:
 @contextmanager
 def rewriting(path: Path) -> Iterator[BinaryIO]:
     """Replace the file of exactly this name atomically: the old one stays until all is written."""
-    with reported(path, UNCHANGED), replacing(_target(path)) as file:
+    with blaming_file(path, UNCHANGED), replacing(_target(path)) as file:
         yield file
 
 

@@ -6,10 +6,9 @@ import inspect
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 _MAX_NAMES = 8
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """One output: its L2 norm, and its largest error in units of the error bound."""
 
     name: str
@@ -49,8 +47,7 @@ class Result:
         return self.units <= 1.0
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A call with all its arguments, their file's format, and remarks on the file."""
 
     call: Call
@@ -59,8 +56,7 @@ class Request:
     notes: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The requested outputs, the calls' times after a first one that compiles, and warnings."""
 
     results: Sequence[Result]
@@ -170,11 +166,9 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
     names = [name for name in contents.names if name not in names_read]
     # Other programs write their format into every file.
     names += [name for name in contents.metadata if name not in {*names_read, "format"}]
-    if not names:
-        return ()
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     first = ", ".join(map(shortened, names[:_MAX_NAMES]))
-    return (f"{contents.path}: not used: {first}{more}",)
+    return (f"{contents.path}: not used: {first}{more}",) if names else ()
 
 
 def load(path: Path, name: str | None, overrides: Mapping[str, Any]) -> Request:
