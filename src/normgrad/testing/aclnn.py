@@ -40,11 +40,11 @@ from .libraries import (
     redescribe,
     with_mistakes,
 )
+from .memory import Watched, guarded
 from .neighbours import Neighbours, keeps, neighbours
 from .outcomes import Outcome
 from .subjects import OTHER_BITS, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
-from .watched import Watched, guarded
 
 #: The function of phase 1 is the operator's with this at the end.
 _PHASE_1 = "GetWorkspaceSize"
@@ -265,10 +265,10 @@ class Case(LibraryCase):
 
     def call(self) -> Call:
         call = super().call()
-        if "count" in call.given:
-            call.tensors["count"] = call.given["count"].astype(self.counter)
-        if self.saved_variance and "save_invstd" in call.given:
-            invstd = call.given["save_invstd"]
+        if "count" in call.arrays:
+            call.tensors["count"] = call.arrays["count"].astype(self.counter)
+        if self.saved_variance and "save_invstd" in call.arrays:
+            invstd = call.arrays["save_invstd"]
             with np.errstate(all="ignore"):
                 variance = (1 / invstd.astype(np.float64) ** 2 - EPS).astype(invstd.dtype)
             call.tensors["save_invstd"] = lay_out(variance, self.vectors)

@@ -171,10 +171,10 @@ class Case(LibraryCase):
     def unchanged(self) -> Call:
         """The functional operator's call, except that save_invstd holds the variance."""
         call = super(Case, replace(self, parameters=self.dtype)).unchanged()
-        x = call.given["input"]
+        x = call.arrays["input"]
         variance = x.astype(np.float64).var((0, 2)) if x.size else np.ones(x.shape[1])
         call.tensors["save_invstd"] = variance.astype(x.dtype)
-        for name, value in call.given.items():
+        for name, value in call.arrays.items():
             call.tensors[name] = self._vector_out(_NAMES[name], value)
         return call
 

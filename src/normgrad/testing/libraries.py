@@ -16,10 +16,10 @@ from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
 from .conversions import NotOfferedError
+from .memory import Watched, guarded
 from .outcomes import Outcome
 from .subjects import Implementation
 from .tensors import Array, Call
-from .watched import Watched, guarded
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,9 @@ class LibraryCase(Case, ABC):
         return self.unchanged() if self.is_mistake else super().call()
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
-        if self.eps_of_variance is not None and "save_invstd" in call.given:
+        if self.eps_of_variance is not None and "save_invstd" in call.arrays:
             # As float64, so that nothing is rounded before the formula.
-            wide = {name: value.astype(np.float64) for name, value in call.given.items()}
+            wide = {name: value.astype(np.float64) for name, value in call.arrays.items()}
             with np.errstate(all="ignore"):
                 wide["save_invstd"] = 1 / np.sqrt(wide["save_invstd"] + self.eps_of_variance)
             call = Call(call.name, {**call.tensors, **wide}, call.options)
@@ -325,7 +325,7 @@ class LibraryCase(Case, ABC):
 
         ``all_outputs`` says whether outputs that are not wanted have memory too.
         """
-        tensors = call.given
+        tensors = call.arrays
         arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
         data = tensors["input"]
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
