@@ -24,8 +24,7 @@ from measuring.suite import Case
 from normgrad import cli
 from normgrad.bench import timing
 from normgrad.cli import info, lack, show
-from normgrad.cli.files import InputError, blaming, one_of
-from normgrad.cli.outputs import UNCHANGED, reported
+from normgrad.cli.files import UNCHANGED, InputError, blaming, blaming_file, one_of
 from normgrad.machine import this_machine
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def run_suite(
     old = None
     if add and path.exists():  # read before anything is measured
         allowed = "allowed with --add: a file of the same device and versions"
-        with blaming(path, ValueError, allowed=allowed), reported(path, "cannot be read"):
+        with blaming(path, ValueError, allowed=allowed), blaming_file(path, "cannot be read"):
             old = results.read(path)
             results.check_same(old.facts, facts)
     seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
@@ -258,7 +257,7 @@ def bring_up_to_date(
 ) -> None:
     """Bring the tables of the documents, in this directory, up to date with the results."""
     here = Path.cwd()
-    with blaming("report", report.ReportError), reported(here, "cannot be brought up to date"):
+    with blaming("report", report.ReportError), blaming_file(here, "cannot be brought up to date"):
         written = report.write(folder, here)
     show.print_lines(*(f"written    {path.relative_to(here)}" for path in written))
 
@@ -272,13 +271,13 @@ WORDS = ("case", "path", "not measured", "why", "which", "target", "kernels, in 
 
 def _prepare(out: Path) -> None:
     """Make the folder before the work, so that an error shows early."""
-    with reported(out, "cannot be written to"):
+    with blaming_file(out, "cannot be written to"):
         out.mkdir(parents=True, exist_ok=True)
 
 
 def _keep(path: Path, content: bytes) -> None:
     """Replace one of a run's files atomically."""
-    with reported(path, UNCHANGED):
+    with blaming_file(path, UNCHANGED):
         results.write(path, content)
 
 
@@ -291,7 +290,7 @@ def _keep_run(path: Path, found: Results) -> str:
         if ending in pictures:
             _keep(shown, pictures[ending])
         else:  # an existing picture shows another run
-            with reported(shown, "cannot be removed"):
+            with blaming_file(shown, "cannot be removed"):
                 shown.unlink(missing_ok=True)
     return ", ".join((str(path), *pictures))
 

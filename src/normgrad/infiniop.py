@@ -45,13 +45,7 @@ from .workspaces import Launcher
 
 
 class InfiniError(DialectError):
-    """The error of a failed call.
-
-    Attributes:
-        status: the status that the C function returns.
-        function: the function's name.
-        parameter: the name of the wrong argument, or None.
-    """
+    """The error of a failed call: its ``status``, ``function``, and ``parameter`` or None."""
 
     wrong_argument = INFINI_STATUS_BAD_PARAM
     status: infiniStatus_t
@@ -89,30 +83,23 @@ _NAMES = {
 _AS_INPUT = (rules.dtype_of("input"),)
 
 
-def _data(name: str, is_output: bool = False) -> rules.Parameter:
-    rank, shape = rules.rank_in(3, 3), rules.shape_of("input")
-    return rules.Parameter(
-        name, rules.ALWAYS, _AS_INPUT, (), rank, shape, rules.CONTIGUOUS, is_output
-    )
+#: The rules for the rank, shape and strides of data and of vectors.
+_DATA = rules.rank_in(3, 3), rules.shape_of("input"), rules.CONTIGUOUS
+_VECTOR = rules.rank_in(1, 1), rules.length("C"), rules.POSITIVE_STRIDES
 
 
-def _vector(name: str, is_output: bool = False) -> rules.Parameter:
-    rank, length = rules.rank_in(1, 1), rules.length("C")
-    return rules.Parameter(
-        name, rules.ALWAYS, _AS_INPUT, (), rank, length, rules.POSITIVE_STRIDES, is_output
-    )
-
-
-def _channels(call: rules.Call) -> Mapping[str, int]:
-    return {"C": call.arguments["input"].dims[1]}
+def _row(
+    name: str, form: tuple[rules.Rule, rules.Rule, rules.Rule], is_output: bool = False
+) -> rules.Parameter:
+    return rules.Parameter(name, rules.ALWAYS, _AS_INPUT, (), *form, is_output)
 
 
 CONTRACT = rules.Contract(
     _CREATE,
     (
-        _data("grad_input", True),
-        _vector("grad_weight", True),
-        _vector("grad_bias", True),
+        _row("grad_input", _DATA, True),
+        _row("grad_weight", _VECTOR, True),
+        _row("grad_bias", _VECTOR, True),
         rules.Parameter(
             "input",
             rules.ALWAYS,
@@ -120,12 +107,12 @@ CONTRACT = rules.Contract(
             rank=rules.rank_in(3, 3),
             strides=rules.CONTIGUOUS,
         ),
-        _data("grad_output"),
-        _vector("weight"),
-        _vector("running_mean"),
-        _vector("running_var"),
+        _row("grad_output", _DATA),
+        _row("weight", _VECTOR),
+        _row("running_mean", _VECTOR),
+        _row("running_var", _VECTOR),
     ),
-    _channels,
+    lambda call: {"C": call.arguments["input"].dims[1]},
     ("input",),
     ((rules.Aspect.DTYPE,), (rules.Aspect.SHAPE,), (rules.Aspect.STRIDES,)),
 )
@@ -219,7 +206,7 @@ class infiniopBatchNormBackwardDescriptor_t(_Handle):
     specs: Mapping[str, TensorSpec]
 
 
-def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
+def _need(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
     if value is None:
         raise InfiniError.of(function, name, f"null; allowed: an {kind.__name__}")
     if not isinstance(value, kind):
@@ -230,7 +217,7 @@ def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
 
 
 def _destroy(function: str, name: str, value: Any, kind: type[_Handle]) -> None:
-    _living(function, name, value, kind).alive = False
+    _need(function, name, value, kind).alive = False
 
 
 def infiniopCreateHandle() -> infiniopHandle_t:
@@ -279,10 +266,10 @@ def _integer(function: str, name: str, value: Any) -> int:
 
 
 def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
-    found = InfiniError.integers(function, name, values, f"{count} integers")
-    if len(found) != count:
-        raise InfiniError.of(function, name, f"{len(found)} entries; allowed: ndim, {count}")
-    return found
+    integers = InfiniError.integers(function, name, values, f"{count} integers")
+    if len(integers) != count:
+        raise InfiniError.of(function, name, f"{len(integers)} entries; allowed: ndim, {count}")
+    return integers
 
 
 def infiniopDestroyTensorDescriptor(desc: infiniopTensorDescriptor_t | None) -> None:
@@ -325,25 +312,25 @@ def infiniopCreateBatchNormBackwardDescriptor(
             are checked in this order.
     """
     values = locals()
-    owner = _living(_CREATE, "handle", handle, infiniopHandle_t)
+    owner = _need(_CREATE, "handle", handle, infiniopHandle_t)
     tensors = {
-        row.name: _living(_CREATE, row.name, values[row.name], infiniopTensorDescriptor_t)
+        row.name: _need(_CREATE, row.name, values[row.name], infiniopTensorDescriptor_t)
         for row in CONTRACT.parameters
     }
     _supported(_CREATE, owner.device)
     key = tuple([(each.dims, each.strides, each.dtype) for each in tensors.values()])
-    found = _plans.get(key)
-    if found is None:
-        found = _planned(tensors)
-        keep(_plans, key, found)
-    return infiniopBatchNormBackwardDescriptor_t(*found)
+    entry = _plans.get(key)
+    if entry is None:
+        entry = _make_plan(tensors)
+        keep(_plans, key, entry)
+    return infiniopBatchNormBackwardDescriptor_t(*entry)
 
 
 #: The plans and specs of operators, by the descriptions of their tensors.
 _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 
 
-def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
+def _make_plan(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
         rules.check(rules.Call(CONTRACT, ANY_PRODUCT, tensors), (ANY_PRODUCT,))
@@ -381,7 +368,7 @@ def infiniopGetBatchNormBackwardWorkspaceSize(
     """
     name = "infiniopGetBatchNormBackwardWorkspaceSize"
     kind = infiniopBatchNormBackwardDescriptor_t
-    size: int = _living(name, "desc", desc, kind).plan.workspace_size
+    size: int = _need(name, "desc", desc, kind).plan.workspace_size
     return size
 
 
@@ -415,25 +402,24 @@ def infiniopBatchNormBackward(
             INSUFFICIENT_WORKSPACE.
     """
     values = locals()
-    op = _living(_RUN, "desc", desc, infiniopBatchNormBackwardDescriptor_t)
+    op = _need(_RUN, "desc", desc, infiniopBatchNormBackwardDescriptor_t)
     memory = {
-        name: _located(name, values[name], op.specs[name], name in OUTPUTS)
+        name: _locate(name, values[name], op.specs[name], name in OUTPUTS)
         for name in (*OUTPUTS, *INPUTS)
     }
     needed = op.plan.workspace_size
     if needed:
-        scratch = None
+        of, size = "", needed
         if workspace is not None:
-            scratch = InfiniError.memory(_RUN, "workspace", workspace, writing=True)
-        size = needed if scratch is None else scratch.nbytes
+            workspace = InfiniError.memory(_RUN, "workspace", workspace, writing=True)
+            of, size = f" of {workspace.nbytes}", workspace.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
-            of = "" if scratch is None else f" of {size}"
             message = f"{shown(workspace_size)} bytes{of}; allowed: {needed} or more"
             status = INFINI_STATUS_INSUFFICIENT_WORKSPACE
             raise InfiniError.of(_RUN, "workspace", message, status)
-        if scratch is None:  # the size counts first, as in InfiniCore
+        if workspace is None:  # the size counts first, as in InfiniCore
             raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
-        workspace = scratch._replace(nbytes=needed)
+        workspace = workspace._replace(nbytes=needed)
 
     addresses, owners = zip(*(memory.get(name, (0, None)) for name in _ORDER), strict=True)
     is_of_c = isinstance(stream, Launcher)  # which has looked at the memory
@@ -456,7 +442,7 @@ def infiniopBatchNormBackward(
         run()
 
 
-def _located(name: str, value: Any, spec: TensorSpec, writing: bool) -> tuple[int, Any]:
+def _locate(name: str, value: Any, spec: TensorSpec, writing: bool) -> tuple[int, Any]:
     """The address of a tensor's first element, and the owner of its memory."""
     if not spec.elements:
         return 0, value

@@ -33,10 +33,7 @@ class Tensor(Protocol):
 
 
 class Aspect(Enum):
-    """What a broken rule is about: what a dialect chooses the status by.
-
-    The last four are the properties of a tensor that rules check.
-    """
+    """What a broken rule is about, by which a dialect chooses the status."""
 
     NULL = "null"
     PRODUCT = "product"
@@ -61,10 +58,7 @@ class ContractError(Exception):
 
 @dataclass(frozen=True)
 class Product:
-    """A device family: the dtypes of its tensors, and its operators.
-
-    ``name`` is empty in a dialect that does not distinguish products.
-    """
+    """A device family: its name, "" in a dialect without products, its dtypes and operators."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -138,15 +132,11 @@ def dtype_of(*others: str, or_float32: bool = False) -> Rule:
     text = f"as {', else '.join(others)}{', or float32' if or_float32 else ''}"
 
     def broken(tensor: Tensor, call: Call) -> Broken:
-        for name in others:
-            other = call.arguments.get(name)
-            if other is not None:
-                break
-        else:
-            return None
-        first = other.dtype_name
-        allowed = (first, "float32") if or_float32 and first != "float32" else (first,)
-        if tensor.dtype_name in allowed:
+        tensors = filter(None, map(call.arguments.get, others))
+        allowed = [other.dtype_name for other in tensors][:1]
+        if allowed and or_float32 and "float32" not in allowed:
+            allowed.append("float32")
+        if not allowed or tensor.dtype_name in allowed:
             return None
         return f"dtype {tensor.dtype_name}", f"{one_of(allowed)}, {text}"
 
@@ -200,12 +190,14 @@ def shape_of(other: str, otherwise: str | None = None) -> Rule:
     def broken(tensor: Tensor, call: Call) -> Broken:
         peer = call.arguments.get(other)
         if peer is not None:
-            if tensor.dims == peer.dims:
-                return None
-            return f"shape {tensor.dims}", f"{peer.dims}, as {other}"
-        if otherwise is None or tensor.dims == (call.sizes[otherwise],):
+            expected, reason = peer.dims, f"as {other}"
+        elif otherwise is not None:
+            expected, reason = (call.sizes[otherwise],), otherwise
+        else:
             return None
-        return f"shape {tensor.dims}", f"({call.sizes[otherwise]},), {otherwise}"
+        if tensor.dims == expected:
+            return None
+        return f"shape {tensor.dims}", f"{expected}, {reason}"
 
     return Rule(Aspect.SHAPE, text, broken)
 
@@ -319,9 +311,7 @@ class When:
         if isinstance(self.flag, bool):
             return "required" if self.flag else "may be null"
         condition = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
-        aspects = (
-            "" if self.checked == EVERY else " ".join(each.value for each in self.checked) + " "
-        )
+        aspects = "" if self.checked == EVERY else "".join(f"{a.value} " for a in self.checked)
         return f"if {condition}" + (f", {aspects}checked if given" if self.checked else "")
 
 
@@ -354,10 +344,7 @@ class Parameter:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """The tensor's rules, in the order in which they are checked.
-
-        The rank comes first, since other rules rely on it.
-        """
+        """The tensor's rules in the order of the checks; other rules rely on the rank."""
         rules = (self.rank, *self.dtypes, *self.formats, self.shape, self.strides)
         return tuple(rule for rule in rules if rule is not None)
 
@@ -408,11 +395,11 @@ class Contract:
         for stage in self.stages:
             late: list[tuple[str, Rule]] = []
             for row in (parameter.on(product) for parameter in self.parameters):
-                sizing = Aspect.SHAPE in stage and row.name in self.sized_by
+                is_sizing = Aspect.SHAPE in stage and row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
-                        when = steps if sizing and rule is not row.shape else late
-                        when.append((row.name, rule))
+                        is_early = is_sizing and rule is not row.shape
+                        (steps if is_early else late).append((row.name, rule))
             steps += late
         return tuple(steps)
 

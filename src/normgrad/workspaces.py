@@ -57,7 +57,7 @@ class Memory(NamedTuple):
     writeable: bool
     problem: str | None = None
 
-    def lost(self) -> str | None:
+    def loss(self) -> str | None:
         """The reason why the memory is no longer usable; None if it is usable."""
         owner = self.owner
         if isinstance(owner, Allocation):
@@ -68,14 +68,9 @@ class Memory(NamedTuple):
             moved = owner.flags.owndata and (
                 owner.ctypes.data != self.address or owner.nbytes != self.nbytes
             )
-        else:
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(owner, torch.Tensor):
-                moved = (
-                    owner.data_ptr() != self.address
-                    or owner.nbytes != self.nbytes
-                    or frameworks.of_torch().shortage(owner) is not None
-                )
+        elif (torch := sys.modules.get("torch")) and isinstance(owner, torch.Tensor):
+            moved = (owner.data_ptr(), owner.nbytes) != self[:2]
+            moved = moved or frameworks.of_torch().shortage(owner) is not None
         return "its memory was moved" if moved else None
 
     def bytes(self) -> npt.NDArray[np.uint8]:
@@ -89,19 +84,14 @@ class Memory(NamedTuple):
 class Launcher(NamedTuple):
     """A stream that may run work later.
 
-    ``launch`` takes a function that does the work, and a function that raises the error for
-    arguments that share memory.
+    It takes what does the work, and what raises the error for arguments that share memory.
     """
 
     launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
 
 
 class Allocation:
-    """The owner of memory that may be freed while there are still references to it.
-
-    Attributes:
-        freed_by: the name of the function that freed the memory, or None.
-    """
+    """The owner of memory; ``freed_by`` is the name of the function that has freed it, or None."""
 
     freed_by: str | None = None
 
@@ -154,11 +144,12 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         device = framework.device(name, value)
         if device != devices.CPU:
             raise ValueError(f"{name}: on device {device}; allowed: cpu")
-        opened = None
-        with suppress(TypeError):
+        try:
             opened = framework.open(name, value, writing=True)
-        size = None if opened is None else opened.contiguous_bytes
-        if opened is None or size is None:
+            size = opened.contiguous_bytes
+        except TypeError:
+            size = None
+        if size is None:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
         return Memory(opened.address_for(name), size, opened.tensor, True)
     try:

@@ -435,7 +435,7 @@ def test_what_the_contract_lets_pass_the_operator_lets_pass(monkeypatch):
             super().__init__(operator, options, specs, outputs, names)
 
     monkeypatch.setattr(phases, "Plan", Checked)
-    phases._prepared.clear()
+    phases._cache.clear()
     for operator, product, changes, status, _ in (
         case for cases in CASES.values() for case in cases
     ):

@@ -25,7 +25,7 @@ def checks_of(monkeypatch, module):
 
 @pytest.mark.parametrize("operator", HAS)
 def test_a_known_call_is_not_checked_again(operator, monkeypatch):
-    phases._prepared.clear()
+    phases._cache.clear()
     checks = checks_of(monkeypatch, phases)
     for _ in range(3):
         phase_1(operator, arguments(operator))
@@ -85,7 +85,7 @@ def test_what_a_known_call_may_not_be(name, wrong, status, monkeypatch):
 def test_known_calls_are_told_apart_by_what_is_planned(monkeypatch):
     """A scalar, a mask, strides and an absent tensor are another call."""
     checks = checks_of(monkeypatch, phases)
-    phases._prepared.clear()
+    phases._cache.clear()
     for count, changes in enumerate(
         (
             {},
@@ -121,4 +121,4 @@ def test_few_calls_are_known_at_a_time(monkeypatch):
         phase_1(
             BN, arguments(BN, {name: T((count, 3)) for name in ("gradOut", "input", "gradInput")})
         )
-        assert len(phases._prepared) <= 3
+        assert len(phases._cache) <= 3

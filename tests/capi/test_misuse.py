@@ -352,8 +352,8 @@ EXPECTED = {
         destroy scalar | 0 |
         and the list with it | 161002 | array[0]: a handle that aclDestroyScalar has ended; allowed
         destroy no list | 0 |
-        address of null | 561103 | executor: null; allowed: a pointer
-        address for null | 561103 | tensor: null; allowed: a pointer
+        address of null | 561103 | executor: null; allowed: an aclOpExecutor
+        address for null | 561103 | tensor: null; allowed: an aclTensor
         address in an executor for one use | 161002 | executor: used once; allowed: after aclSetAcl
         repeatable | 0 |
         without the address | 161002 | input: no memory; allowed: a tensor with data
@@ -366,7 +366,7 @@ EXPECTED = {
         of an input | 0 |
         of an output | 0 |
         of no output | 161002 | index: 3; allowed: 0 to 2
-        destroy null | 561103 | executor: null; allowed: a pointer
+        destroy null | 561103 | executor: null; allowed: an aclOpExecutor
         reset as often | 0 |
         phase 2 without a device | 361001 | stream: no device in this thread; allowed: after aclrtS
         synchronize without a device | 107002 | no device in this thread

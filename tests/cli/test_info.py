@@ -118,11 +118,11 @@ def test_info_loads_no_pytorch():
 def test_where_kernels_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     empty = f"{tmp_path} (0.0 MiB; `normgrad clean` empties it)"
-    assert dict(info.kernels_kept())[info.KEPT] == empty
+    assert dict(info.kernels_kept())[info.FOLDER] == empty
     cache.write(tmp_path / cache.KERNELS / f"{0:016}" / "kernel.o", bytes(3 << 20))
-    assert dict(info.kernels_kept())[info.KEPT] == empty.replace("0.0", "3.0")
+    assert dict(info.kernels_kept())[info.FOLDER] == empty.replace("0.0", "3.0")
     monkeypatch.setenv(cache.VARIABLE, "here")
-    assert dict(info.kernels_kept())[info.KEPT] == (
+    assert dict(info.kernels_kept())[info.FOLDER] == (
         "NORMGRAD_CACHE_DIR: 'here'; allowed: the absolute path of a folder"
     )
 

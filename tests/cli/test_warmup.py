@@ -16,7 +16,7 @@ import pytest
 
 from normgrad import cache, dtypes, torch_build
 from normgrad.backends.cpu import processes, store, units
-from normgrad.cli import typical
+from normgrad.cli import warmup as typical
 from normgrad.operators.by_name import PLANNED
 
 

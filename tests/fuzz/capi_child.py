@@ -27,7 +27,7 @@ class Libraries:
         self._found: dict[str, Any] = {}
         for header in HEADERS:
             for each in header.functions:
-                function = getattr(libraries[each.lib], each.name)
+                function = getattr(libraries[each.library], each.name)
                 function.restype, function.argtypes = each.result, each.arguments
                 self._found[each.name] = function
 

@@ -93,10 +93,15 @@ def row(name, tried, *found):
     return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |")
 
 
+def shown(page):
+    """A page's rows of public models."""
+    text = Path(__file__).parents[2].joinpath("docs", page).read_text("utf-8")
+    libraries = "torchvision|timm|transformers|diffusers|seg|MONAI|torch_g|ultra"
+    return re.findall(rf"^(\| (?:{libraries}).*)$", text, re.M)
+
+
 def test_the_documents_have_these_models():
     """Their names, layers and numbers of layers left; errors are those of one run."""
-    text = Path(__file__).parents[2].joinpath("docs", "pytorch.md").read_text("utf-8")
-    libraries = "torchvision|timm|transformers|diffusers|seg|MONAI|torch_g|ultra"
-    shown = re.findall(rf"^(\| (?:{libraries}).*)$", text, re.M)
     expected = [row(name, tried).removesuffix(" |") for name, tried in MODELS.items()]
-    assert [line.rsplit("|", 3)[0].rstrip() for line in shown] == expected
+    assert [line.rsplit("|", 3)[0].rstrip() for line in shown("pytorch.md")] == expected
+    assert [line.split("|")[1].strip() for line in shown("worth.md")] == [*MODELS]

@@ -197,7 +197,7 @@ def test_eps_is_no_negative_number_and_no_nan(kind, value):
     with pytest.raises(ValueError, match=message):
         case.call()
     with pytest.raises(ValueError, match=message):
-        ng.plan(case.name, **case.given, **case.options)
+        ng.plan(case.name, **case.arrays, **case.options)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in (*GRADIENTS, *FORWARD) if takes_eps(kind)])
@@ -205,8 +205,8 @@ def test_eps_is_zero_or_infinite(kind):
     for value in (0, -0.0, math.inf, np.int64(1), F(1e-5), Fraction(1, 3)):
         case = make(kind, (3, 4, 5), num_groups=2)
         case.options["eps"] = value
-        called, planned = case.call(), ng.plan(case.name, **case.given, **case.options)
-        assert bits(called) == bits(planned.run(**case.given))
+        called, planned = case.call(), ng.plan(case.name, **case.arrays, **case.options)
+        assert bits(called) == bits(planned.run(**case.arrays))
         if not math.isinf(value):
             check(case, called)
 

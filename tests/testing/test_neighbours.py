@@ -19,12 +19,12 @@ KINDS = {
 }
 #: Each dialect's plain calls, with the tables that they keep.
 CALLS = {
-    "infiniop": (CONTRACT, ANY_PRODUCT, infiniop._PLAIN),
+    "infiniop": (CONTRACT, ANY_PRODUCT, infiniop._BASE_CASE),
     **{
         f"{operator}, {product.name}": (
             CONTRACTS[operator],
             product,
-            aclnn._plain(KINDS[operator], product),
+            aclnn._base_case(KINDS[operator], product),
         )
         for product in products.PRODUCTS
         for operator in sorted(product.operators & {*KINDS})
@@ -35,7 +35,7 @@ CALLS = {
 def broken_by(contract, product, request):
     """The parameter that a request breaks first, and in which respect."""
     given = {
-        name: None if f"{name}: null" in request.wrong else each
+        name: None if f"{name}: null" in request.mistakes else each
         for name, each in request.arguments.items()
     }
     with pytest.raises(rules.ContractError) as caught:

@@ -1,20 +1,23 @@
 """The aclnn dialect: CANN's two-phase calls, with the contract of each product and status codes.
 
 ``aclnnXxxGetWorkspaceSize(...)`` checks every argument and returns a workspace's size and an
-executor; ``aclnnXxx(workspace, size, executor, stream)`` computes. See docs/aclnn.md.
+executor; ``aclnnXxx(workspace, size, executor, stream)`` computes. All operators' functions raise
+the errors of :func:`aclnnBatchNormBackwardGetWorkspaceSize` and :func:`aclnnBatchNormBackward`. See
+docs/aclnn.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import translations
 from .phases import aclOpExecutor as aclOpExecutor
 from .phases import phase_1, phase_2
 from .products import product as product
 from .products import set_product as set_product
-from .status import AclnnError as AclnnError
-from .status import Status as Status
+from .tensors import AclnnError as AclnnError
+from .tensors import Status as Status
 from .tensors import aclBoolArray as aclBoolArray
 from .tensors import aclCreateBoolArray as aclCreateBoolArray
 from .tensors import aclCreateTensor as aclCreateTensor
@@ -22,16 +25,6 @@ from .tensors import aclDataType as aclDataType
 from .tensors import aclFormat as aclFormat
 from .tensors import aclTensor as aclTensor
 from .tensors import tensor as tensor
-from .translations import (
-    BATCH_NORM,
-    ELEMT,
-    FORWARD_ELEMT,
-    GATHER,
-    GROUP_NORM,
-    REDUCE,
-    RMS_NORM,
-    STATS,
-)
 
 # Each enumeration's members are also names of this module, as in C.
 (
@@ -92,7 +85,7 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
         AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
             anything else that the contract does not allow.
     """
-    return phase_1(BATCH_NORM, locals())
+    return phase_1(translations.BATCH_NORM, locals())
 
 
 def aclnnBatchNormBackward(
@@ -112,7 +105,7 @@ def aclnnBatchNormBackward(
             workspace that is too small, or an executor that was used before or belongs to another
             operator.
     """
-    phase_2(BATCH_NORM, workspace, workspaceSize, executor, stream)
+    phase_2(translations.BATCH_NORM, workspace, workspaceSize, executor, stream)
 
 
 def aclnnBatchNormReduceBackwardGetWorkspaceSize(
@@ -140,18 +133,8 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
         inputG, weightG, biasG: whether the two sums, gradWeight and gradBias are wanted.
         sumDy, sumDyXmu, gradWeight, gradBias: the outputs that phase 2 writes, (C,); None where not
             wanted.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(REDUCE, locals())
-
-
-def aclnnBatchNormReduceBackward(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(REDUCE, workspace, workspaceSize, executor, stream)
+    return phase_1(translations.REDUCE, locals())
 
 
 def aclnnBatchNormElemtBackwardGetWorkspaceSize(
@@ -176,18 +159,8 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
         sumDy, sumDyXmu: (C,), added up over all ranks.
         counter: each rank's number of elements per channel, in any shape; their sum is the divisor.
         gradInput: the output that phase 2 writes, of input's shape.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(ELEMT, locals())
-
-
-def aclnnBatchNormElemtBackward(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(ELEMT, workspace, workspaceSize, executor, stream)
+    return phase_1(translations.ELEMT, locals())
 
 
 def aclnnGroupNormBackwardGetWorkspaceSize(
@@ -217,18 +190,8 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
         outputMask: three booleans: which of the gradients are wanted.
         gradInput: an output that phase 2 writes, of input's shape; None where not wanted.
         gradGammaOut, gradBetaOut: such outputs, of gamma's shape.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(GROUP_NORM, locals())
-
-
-def aclnnGroupNormBackward(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(GROUP_NORM, workspace, workspaceSize, executor, stream)
+    return phase_1(translations.GROUP_NORM, locals())
 
 
 def aclnnBatchNormStatsGetWorkspaceSize(
@@ -243,18 +206,8 @@ def aclnnBatchNormStatsGetWorkspaceSize(
         eps: added to the variance.
         mean, invstd: the outputs that phase 2 writes, (C,) in float32; 0 for an input without
             elements.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(STATS, locals())
-
-
-def aclnnBatchNormStats(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(STATS, workspace, workspaceSize, executor, stream)
+    return phase_1(translations.STATS, locals())
 
 
 def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
@@ -281,18 +234,8 @@ def aclnnBatchNormGatherStatsWithCountsGetWorkspaceSize(
         eps: the number that was added to the ranks' variances.
         counts: (ranks,), each rank's number of elements per channel.
         meanAll, invstdAll: the outputs that phase 2 writes, (C,).
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(GATHER, locals())
-
-
-def aclnnBatchNormGatherStatsWithCounts(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(GATHER, workspace, workspaceSize, executor, stream)
+    return phase_1(translations.GATHER, locals())
 
 
 def aclnnBatchNormElemtGetWorkspaceSize(
@@ -315,18 +258,8 @@ def aclnnBatchNormElemtGetWorkspaceSize(
         eps: not used, since invstd contains it.
         output: the output that phase 2 writes, of input's shape, dtype and format; it may have
             exactly input's memory.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(FORWARD_ELEMT, locals())
-
-
-def aclnnBatchNormElemt(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(FORWARD_ELEMT, workspace, workspaceSize, executor, stream)
+    return phase_1(translations.FORWARD_ELEMT, locals())
 
 
 def aclnnRmsNormGetWorkspaceSize(
@@ -346,19 +279,28 @@ def aclnnRmsNormGetWorkspaceSize(
         epsilon: added to the mean of squares.
         yOut: an output that phase 2 writes, of x's shape; it may have exactly x's memory.
         rstdOut: such an output, of x's shape with ones in the place of gamma's axes, in float32.
-
-    Raises:
-        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
-    return phase_1(RMS_NORM, locals())
+    return phase_1(translations.RMS_NORM, locals())
 
 
-def aclnnRmsNorm(
-    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
-) -> None:
-    """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(RMS_NORM, workspace, workspaceSize, executor, stream)
+def _phase_2(translation: translations.Translation) -> Callable[..., None]:
+    def compute(
+        workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+    ) -> None:
+        """Phase 2; see :func:`aclnnBatchNormBackward`."""
+        phase_2(translation, workspace, workspaceSize, executor, stream)
 
+    compute.__name__ = compute.__qualname__ = translation.contract.name
+    return compute
+
+
+aclnnBatchNormReduceBackward = _phase_2(translations.REDUCE)
+aclnnBatchNormElemtBackward = _phase_2(translations.ELEMT)
+aclnnGroupNormBackward = _phase_2(translations.GROUP_NORM)
+aclnnBatchNormStats = _phase_2(translations.STATS)
+aclnnBatchNormGatherStatsWithCounts = _phase_2(translations.GATHER)
+aclnnBatchNormElemt = _phase_2(translations.FORWARD_ELEMT)
+aclnnRmsNorm = _phase_2(translations.RMS_NORM)
 
 __all__ = [
     name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..rules import (
@@ -32,29 +31,20 @@ from ..rules import (
     with_channels,
 )
 from ..unusable import shown
-from .products import (
-    A2,
-    A3,
-    ASCEND_950,
-    BATCH_NORM,
-    ELEMT,
-    FORWARD_ELEMT,
-    GATHER,
-    GROUP_NORM,
-    REDUCE,
-    RMS_NORM,
-    STATS,
-)
+from . import products
+from .products import A2, A3, ASCEND_950
 
 #: The dense formats with the channel at axis 1, which count as ND.
 CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
 CHANNEL_LAST = ("NHWC", "NDHWC")
 RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NHWC": 4, "NCDHW": 5, "NDHWC": 5}
 
-_ND = (format_in(CHANNEL_FIRST, {}),)
+_ND = format_in(CHANNEL_FIRST, {})
 _DATA = rank_in(2, 8)
 _VECTOR = rank_in(1, 1)
+_ROWS = rank_in(1, 8)
 _ANY = rank_in(0, 8)
+_FLOAT32 = dtype_in("float32")
 
 #: The largest number of channels in a group on the products A2 and A3.
 MOST_CHANNELS_OF_GROUP = 8000
@@ -68,19 +58,17 @@ def _bool(value: Any, call: Call) -> Broken:
 
 
 def _double(value: Any, call: Call) -> Broken:
-    if isinstance(value, (float, numbers.Real)) and not isinstance(value, bool):
-        try:
-            float(value)
-        except OverflowError:
-            return "too large", "a number that float64 can hold"
-        return None
-    return shown(value), "a number"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return shown(value), "a number"
+    try:
+        float(value)
+    except OverflowError:
+        return "too large", "a number that float64 can hold"
+    return None
 
 
 def _mask(value: Any, call: Call) -> Broken:
-    if len(value) == 3:
-        return None
-    return f"{len(value)} entries", "3"
+    return None if len(value) == 3 else (f"{len(value)} entries", "3")
 
 
 def _int64(value: Any) -> Broken:
@@ -117,70 +105,62 @@ def _channels(call: Call) -> Mapping[str, int]:
     return {"C": data.dims[-1 if data.format_name in CHANNEL_LAST else 1]}
 
 
-def _of_group_norm(call: Call) -> Mapping[str, int]:
-    return {name: call.arguments[name] for name in ("N", "C", "HxW", "group")}
-
-
 # Tables
 
 _AS_GRAD_OUT = dtype_of("gradOut")
 _AS_GRAD_OUT_OR_FLOAT32 = dtype_of("gradOut", or_float32=True)
 _BY_PRODUCT = dtype_in()
-_FLOAT32 = dtype_in("float32")
+_WITH_RANKS = format_in(CHANNEL_FIRST, RANKS)
+_WITH_RANKS_950 = format_in((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS)
+
+
+def _row(
+    name: str,
+    shape: Rule | None = None,
+    when: When = ALWAYS,
+    dtype: Rule = _BY_PRODUCT,
+    format: Rule = _ND,
+    rank: Rule = _DATA,
+    **more: Any,
+) -> Parameter:
+    """A tensor's row; by default that of data, which is required."""
+    return Parameter(name, when, (dtype,), (format,), rank, shape, **more)
 
 
 def _vector(
-    name: str,
-    when: When,
-    is_output: bool = False,
-    dtype: Rule = _BY_PRODUCT,
-    on_950: tuple[Rule, ...] = (),
-    empty_unless: str | None = None,
+    name: str, when: When = ALWAYS, empty_unless: str | None = None, **more: Any
 ) -> Parameter:
-    """The row of a per-channel vector; ``on_950`` are other rules for its dtype on Ascend 950."""
-    return Parameter(
-        name,
-        when,
-        (dtype,),
-        _ND,
-        _VECTOR,
-        length("C", empty_unless),
-        is_output=is_output,
-        exceptions={ASCEND_950: {"dtypes": on_950}} if on_950 else {},
-    )
+    return _row(name, length("C", empty_unless), when, rank=_VECTOR, **more)
+
+
+def _on_950(*dtypes: Rule) -> Mapping[str, Any]:
+    """Other rules for a vector's dtype on Ascend 950."""
+    return {ASCEND_950: {"dtypes": dtypes}}
 
 
 def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
     """The row of the weight or a statistic; on Ascend 950 ``twin`` must have the same dtype."""
-    on_950 = (_AS_GRAD_OUT_OR_FLOAT32, *([dtype_of(twin)] if twin else ()))
-    return _vector(name, MAY_BE_NULL, False, _AS_GRAD_OUT, on_950, empty_unless)
+    exceptions = _on_950(_AS_GRAD_OUT_OR_FLOAT32, *([dtype_of(twin)] if twin else ()))
+    return _vector(name, MAY_BE_NULL, empty_unless, dtype=_AS_GRAD_OUT, exceptions=exceptions)
 
 
 def _batch_norm_gradient(name: str, entry: int, on_950: Rule) -> Parameter:
     when = When("outputMask", entry, checked=(Aspect.SHAPE,))
-    return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
+    return _vector(name, when, dtype=_AS_GRAD_OUT, is_output=True, exceptions=_on_950(on_950))
 
 
-def _like_grad_out(name: str, when: When, is_output: bool = False) -> Parameter:
-    formats, shape = (format_of("gradOut"),), shape_of("gradOut")
-    return Parameter(name, when, (_AS_GRAD_OUT,), formats, _DATA, shape, is_output=is_output)
+def _like_grad_out(name: str, when: When = ALWAYS, is_output: bool = False) -> Parameter:
+    shape, format = shape_of("gradOut"), format_of("gradOut")
+    return _row(name, shape, when, _AS_GRAD_OUT, format, is_output=is_output)
 
 
-_WITH_RANKS = (format_in(CHANNEL_FIRST, RANKS),)
-_WITH_RANKS_950 = (format_in((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS),)
-
-BATCH_NORM_CONTRACT = Contract(
-    BATCH_NORM,
+BATCH_NORM = Contract(
+    products.BATCH_NORM,
     (
-        Parameter(
-            "gradOut",
-            ALWAYS,
-            (_BY_PRODUCT,),
-            _WITH_RANKS,
-            _DATA,
-            exceptions={ASCEND_950: {"formats": _WITH_RANKS_950}},
+        _row(
+            "gradOut", format=_WITH_RANKS, exceptions={ASCEND_950: {"formats": (_WITH_RANKS_950,)}}
         ),
-        _like_grad_out("input", ALWAYS),
+        _like_grad_out("input"),
         _statistic("weight"),
         _statistic("runningMean"),
         _statistic("runningVar", "runningMean"),
@@ -198,49 +178,45 @@ BATCH_NORM_CONTRACT = Contract(
 )
 
 
-REDUCE_CONTRACT = Contract(
-    REDUCE,
+REDUCE = Contract(
+    products.REDUCE,
     (
-        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _DATA),
+        _row("gradOut"),
         Parameter(
             "input",
             ALWAYS,
             (_BY_PRODUCT, _AS_GRAD_OUT),
-            (*_ND, format_of("gradOut")),
+            (_ND, format_of("gradOut")),
             _DATA,
             with_channels(shape_of("gradOut")),
         ),
-        _vector("mean", ALWAYS),
-        _vector("invstd", ALWAYS),
+        _vector("mean"),
+        _vector("invstd"),
         _vector("weight", MAY_BE_NULL),
         Scalar("inputG", "bool", _bool),
         Scalar("weightG", "bool", _bool),
         Scalar("biasG", "bool", _bool),
-        _vector("sumDy", When("inputG"), True),
-        _vector("sumDyXmu", When("inputG"), True),
-        _vector("gradWeight", When("weightG"), True),
-        _vector("gradBias", When("biasG"), True),
+        _vector("sumDy", When("inputG"), is_output=True),
+        _vector("sumDyXmu", When("inputG"), is_output=True),
+        _vector("gradWeight", When("weightG"), is_output=True),
+        _vector("gradBias", When("biasG"), is_output=True),
     ),
     _channels,
     ("gradOut", "input"),
 )
 
-ELEMT_CONTRACT = Contract(
-    ELEMT,
+ELEMT = Contract(
+    products.ELEMT,
     (
-        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, shape_of("input")),
-        Parameter("input", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, with_channels()),
-        _vector("mean", ALWAYS),
-        _vector("invstd", ALWAYS),
+        _row("gradOut", shape_of("input")),
+        _row("input", with_channels()),
+        _vector("mean"),
+        _vector("invstd"),
         _vector("weight", MAY_BE_NULL),
-        _vector("sumDy", ALWAYS),
-        _vector("sumDyXmu", ALWAYS),
-        Parameter(
-            "counter", ALWAYS, (dtype_in("int32", "float16", "float32"),), _ND, rank_in(1, 8)
-        ),
-        Parameter(
-            "gradInput", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, shape_of("input"), is_output=True
-        ),
+        _vector("sumDy"),
+        _vector("sumDyXmu"),
+        _row("counter", dtype=dtype_in("int32", "float16", "float32"), rank=_ROWS),
+        _row("gradInput", shape_of("input"), is_output=True),
     ),
     _channels,
     ("input",),
@@ -251,18 +227,18 @@ _OF_DATA = elements("N", "C", "HxW")
 _OF_GROUPS = elements("N", "group")
 
 
-def _grouped(name: str, when: When, shape: Rule, is_output: bool = False) -> Parameter:
-    return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, shape, is_output=is_output)
+def _grouped(name: str, shape: Rule, when: When = ALWAYS, is_output: bool = False) -> Parameter:
+    return _row(name, shape, when, _AS_GRAD_OUT, rank=_ANY, is_output=is_output)
 
 
-GROUP_NORM_CONTRACT = Contract(
-    GROUP_NORM,
+GROUP_NORM = Contract(
+    products.GROUP_NORM,
     (
-        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _ANY, _OF_DATA),
-        _grouped("input", ALWAYS, _OF_DATA),
-        _grouped("mean", ALWAYS, _OF_GROUPS),
-        _grouped("rstd", ALWAYS, _OF_GROUPS),
-        _grouped("gamma", MAY_BE_NULL, elements("C")),
+        _row("gradOut", _OF_DATA, rank=_ANY),
+        _grouped("input", _OF_DATA),
+        _grouped("mean", _OF_GROUPS),
+        _grouped("rstd", _OF_GROUPS),
+        _grouped("gamma", elements("C"), MAY_BE_NULL),
         Scalar("N", "int64, 0 or more", _size),
         Scalar("C", "int64, 0 or more", _size),
         Scalar("HxW", "int64, 0 or more", _size),
@@ -273,22 +249,22 @@ GROUP_NORM_CONTRACT = Contract(
             _group,
         ),
         _OUTPUT_MASK,
-        _grouped("gradInput", When("outputMask", 0), shape_of("input"), True),
-        _grouped("gradGammaOut", When("outputMask", 1), shape_of("gamma", "C"), True),
-        _grouped("gradBetaOut", When("outputMask", 2), shape_of("gamma", "C"), True),
+        _grouped("gradInput", shape_of("input"), When("outputMask", 0), True),
+        _grouped("gradGammaOut", shape_of("gamma", "C"), When("outputMask", 1), True),
+        _grouped("gradBetaOut", shape_of("gamma", "C"), When("outputMask", 2), True),
     ),
-    _of_group_norm,
+    lambda call: {name: call.arguments[name] for name in ("N", "C", "HxW", "group")},
 )
 
 # Forward passes and statistics
 
-STATS_CONTRACT = Contract(
-    STATS,
+STATS = Contract(
+    products.STATS,
     (
-        Parameter("input", ALWAYS, (_BY_PRODUCT,), _WITH_RANKS, _DATA, with_channels()),
+        _row("input", with_channels(), format=_WITH_RANKS),
         _EPS,
-        _vector("mean", ALWAYS, True, _FLOAT32),
-        _vector("invstd", ALWAYS, True, _FLOAT32),
+        _vector("mean", dtype=_FLOAT32, is_output=True),
+        _vector("invstd", dtype=_FLOAT32, is_output=True),
     ),
     _channels,
     ("input",),
@@ -299,58 +275,41 @@ def _ranks(call: Call) -> tuple[int, ...]:
     return call.arguments["mean"].dims[0], call.sizes["C"]
 
 
-def _of_ranks(name: str) -> Parameter:
-    shape = derived_shape("(ranks, C), with mean's ranks", _ranks)
-    return Parameter(name, ALWAYS, (_BY_PRODUCT,), _ND, rank_in(2, 2), shape)
+_OF_RANKS = derived_shape("(ranks, C), with mean's ranks", _ranks)
 
-
-def _updated(name: str) -> Parameter:
-    return replace(_vector(name, MAY_BE_NULL), is_updated=True)
-
-
-GATHER_CONTRACT = Contract(
-    GATHER,
+GATHER = Contract(
+    products.GATHER,
     (
-        Parameter("input", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, FILLED),
-        _of_ranks("mean"),
-        _of_ranks("invstd"),
-        _updated("runningMean"),
-        _updated("runningVar"),
+        _row("input", FILLED),
+        _row("mean", _OF_RANKS, rank=rank_in(2, 2)),
+        _row("invstd", _OF_RANKS, rank=rank_in(2, 2)),
+        _vector("runningMean", MAY_BE_NULL, is_updated=True),
+        _vector("runningVar", MAY_BE_NULL, is_updated=True),
         Scalar("momentum", "double", _double),
         _EPS,
-        Parameter(
+        _row(
             "counts",
-            ALWAYS,
-            (dtype_in("float32", "float16", "int32"),),
-            _ND,
-            _VECTOR,
             derived_shape("(ranks,), with mean's ranks", lambda call: _ranks(call)[:1]),
+            dtype=dtype_in("float32", "float16", "int32"),
+            rank=_VECTOR,
         ),
-        _vector("meanAll", ALWAYS, True),
-        _vector("invstdAll", ALWAYS, True),
+        _vector("meanAll", is_output=True),
+        _vector("invstdAll", is_output=True),
     ),
     _channels,
     ("input",),
 )
 
-FORWARD_ELEMT_CONTRACT = Contract(
-    FORWARD_ELEMT,
+FORWARD_ELEMT = Contract(
+    products.FORWARD_ELEMT,
     (
-        Parameter("input", ALWAYS, (_BY_PRODUCT,), _WITH_RANKS, _DATA, with_channels()),
+        _row("input", with_channels(), format=_WITH_RANKS),
         _vector("weight", MAY_BE_NULL),
         _vector("bias", MAY_BE_NULL),
-        _vector("mean", ALWAYS),
-        _vector("invstd", ALWAYS),
+        _vector("mean"),
+        _vector("invstd"),
         _EPS,
-        Parameter(
-            "output",
-            ALWAYS,
-            (dtype_of("input"),),
-            _WITH_RANKS,
-            _DATA,
-            shape_of("input"),
-            is_output=True,
-        ),
+        _row("output", shape_of("input"), ALWAYS, dtype_of("input"), _WITH_RANKS, is_output=True),
     ),
     _channels,
     ("input",),
@@ -369,29 +328,18 @@ def _rows(call: Call) -> tuple[int, ...]:
     return (*dims[:-count], *[1] * count)
 
 
-_OF_ROWS = rank_in(1, 8)
-
-RMS_NORM_CONTRACT = Contract(
-    RMS_NORM,
+RMS_NORM = Contract(
+    products.RMS_NORM,
     (
-        Parameter("x", ALWAYS, (_BY_PRODUCT,), _ND, _OF_ROWS),
-        Parameter(
-            "gamma",
-            ALWAYS,
-            (_BY_PRODUCT,),
-            _ND,
-            _OF_ROWS,
-            derived_shape("x's last axes", _normalised),
-        ),
+        _row("x", rank=_ROWS),
+        _row("gamma", derived_shape("x's last axes", _normalised), rank=_ROWS),
         Scalar("epsilon", "double", _double),
-        Parameter("yOut", ALWAYS, (_BY_PRODUCT,), _ND, _OF_ROWS, shape_of("x"), is_output=True),
-        Parameter(
+        _row("yOut", shape_of("x"), rank=_ROWS, is_output=True),
+        _row(
             "rstdOut",
-            ALWAYS,
-            (_FLOAT32,),
-            _ND,
-            _OF_ROWS,
             derived_shape("x's shape, with ones in the place of gamma's axes", _rows),
+            dtype=_FLOAT32,
+            rank=_ROWS,
             is_output=True,
         ),
     ),
@@ -400,14 +348,5 @@ RMS_NORM_CONTRACT = Contract(
 
 CONTRACTS = {
     contract.name: contract
-    for contract in (
-        BATCH_NORM_CONTRACT,
-        REDUCE_CONTRACT,
-        ELEMT_CONTRACT,
-        GROUP_NORM_CONTRACT,
-        STATS_CONTRACT,
-        GATHER_CONTRACT,
-        FORWARD_ELEMT_CONTRACT,
-        RMS_NORM_CONTRACT,
-    )
+    for contract in (BATCH_NORM, REDUCE, ELEMT, GROUP_NORM, STATS, GATHER, FORWARD_ELEMT, RMS_NORM)
 }

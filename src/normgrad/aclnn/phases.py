@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,8 +20,7 @@ from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import Launcher, Memory
 from .products import PRODUCTS, Device, current
-from .status import AclnnError, Status
-from .tensors import Signature, aclBoolArray, aclTensor
+from .tensors import AclnnError, Signature, Status, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
 _STATUSES = {
@@ -35,10 +34,7 @@ _IN_PLACE = ("gradInput", "output", "yOut")
 
 
 class _Operand(NamedTuple):
-    """The form in which a plan gets a tensor: as it is, in another shape, or as a dense copy.
-
-    ``spec`` is the spec for the plan, and ``is_copy`` says whether it is that of a dense copy.
-    """
+    """The spec of a tensor for a plan: of the tensor as it is or reshaped, or of a dense copy."""
 
     spec: TensorSpec
     is_copy: bool
@@ -70,7 +66,7 @@ class _Prepared:
         return tuple(name if name in self.operands else None for name in self.inputs + self.outputs)
 
     @cached_property
-    def written(self) -> tuple[str, ...]:
+    def results(self) -> tuple[str, ...]:
         """The names of the outputs that the plan writes."""
         return tuple(filter(None, self.order[len(self.inputs) :]))
 
@@ -102,11 +98,6 @@ class aclOpExecutor:
     _once: list[None] = field(default_factory=lambda: [None], init=False)
 
     @property
-    def workspace_size(self) -> int:
-        """The bytes of workspace that phase 2 needs."""
-        return self.prepared.workspace_size
-
-    @property
     def is_used_up(self) -> bool:
         """Whether phase 2 can no longer use the executor."""
         return not (self.repeatable or self._once)
@@ -122,7 +113,7 @@ class aclOpExecutor:
         return True
 
 
-_prepared: dict[Hashable, _Prepared] = {}
+_cache: dict[Hashable, _Prepared] = {}
 
 
 def phase_1(
@@ -136,37 +127,38 @@ def phase_1(
         AclnnError: with the status that the contract gives.
     """
     contract, device = translation.contract, device or current()
-    is_plain = _PLAIN.issuperset(map(type, arguments.values()))
-    key = _key(contract, device, arguments) if is_plain else None
-    found = _prepared.get(key)
-    if found is None:
+    is_read = _READ_TYPES.issuperset(map(type, arguments.values()))
+    key = _key(contract, device, arguments) if is_read else None
+    prepared = _cache.get(key)
+    if prepared is None:
         call = _read(contract, device, arguments)
-        if not (is_plain or call.malformed):
+        if not (is_read or call.malformed):
             key = _key(contract, device, call.arguments)
-            found = _prepared.get(key)
-    if found is None:
+            prepared = _cache.get(key)
+    if prepared is None:
         try:
-            found = _prepare(translation, device, call)
+            prepared = _prepare(translation, device, call)
         except ContractError as error:
             status = _STATUSES.get(error.aspect, Status.ACLNN_ERR_PARAM_INVALID)
             raise AclnnError(status, contract.name, str(error), error.parameter) from None
         except Exception as error:
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
-        keep(_prepared, key, found)
-    return found.workspace_size, aclOpExecutor(contract.name, found, arguments)
+        keep(_cache, key, prepared)
+    return prepared.workspace_size, aclOpExecutor(contract.name, prepared, arguments)
 
 
 #: The types of arguments after :func:`_read`.
-_PLAIN = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
+_READ_TYPES = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
 
 
 def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Hashable:
     """The cache's key of a call: all that its check and its plan depend on."""
-    given = arguments.values()
-    values = [value.signature if type(value) is aclTensor else value for value in given]
+    values = arguments.values()
+    signatures = [value.signature if type(value) is aclTensor else value for value in values]
     # The types are in the key since True equals 1.
-    return (contract.name, device.product.name, device.saved_variance, *map(type, given), *values)
+    settings = contract.name, device.product.name, device.saved_variance
+    return (*settings, *map(type, values), *signatures)
 
 
 def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:
@@ -178,11 +170,11 @@ def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> C
         if value is not None and type(value) is not aclTensor:
             malformed[row.name] = described(value), "an aclTensor, from aclCreateTensor"
     for scalar in contract.scalars:
-        read[scalar.name] = _plain(scalar.name, read[scalar.name], malformed)
+        read[scalar.name] = _scalar(scalar.name, read[scalar.name], malformed)
     return Call(contract, device.product, read, malformed)
 
 
-def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
+def _scalar(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
     """Convert a scalar to Python's own type, or add it to ``malformed``, which is checked later."""
     kind = type(value)
     if name == "outputMask" and value is not None:
@@ -207,8 +199,8 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     check(call, PRODUCTS)
     tensors = call.arguments
     form = translation.form(call, device.saved_variance)
-    asked = (*translation.inputs, *filter(None, form.results))
-    used = {name: tensor for name in asked if (tensor := tensors[name]) is not None}
+    names = (*translation.inputs, *filter(None, form.results))
+    used = {name: tensor for name in names if (tensor := tensors[name]) is not None}
     for name, tensor in used.items():
         if tensor.problem is not None:
             raise ContractError(name, tensor.problem)
@@ -235,12 +227,12 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         operands[name] = operand
     plan = None
     if any(form.results):
-        names = translation.names
-        outputs = {our: operands[its].spec for our, its in names.items() if its in operands}
+        aliases = translation.names
+        outputs = {our: operands[its].spec for our, its in aliases.items() if its in operands}
         inputs = {name: outputs.pop(name) for name in form.operator.names if name in outputs}
         # The plan does no checks of its own: the dialect's contract accepts nothing that
         # normgrad's operator would not accept.
-        plan = Plan(form.operator, form.options, inputs, outputs, names)
+        plan = Plan(form.operator, form.options, inputs, outputs, aliases)
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
@@ -253,13 +245,13 @@ def _overlaps_itself(signature: Signature) -> bool:
 
 
 @lru_cache(CACHE_SIZE)
-def _operand(signature: Signature, wanted: Dims | None) -> _Operand:
-    """The form of a view in the wanted shape."""
+def _operand(signature: Signature, dims: Dims | None) -> _Operand:
+    """The operand for a tensor that is read with other dims; None for its own."""
     dtype = dtypes.BY_NAME[signature.dtype_name]
-    if wanted is None or wanted == signature.dims:
+    if dims is None or dims == signature.dims:
         return _Operand(TensorSpec(signature.dims, dtype, signature.steps), False)
-    steps = layout.reshape_strides(signature.dims, signature.steps, wanted)
-    return _Operand(TensorSpec(wanted, dtype, steps), is_copy=steps is None)
+    steps = layout.reshape_strides(signature.dims, signature.steps, dims)
+    return _Operand(TensorSpec(dims, dtype, steps), is_copy=steps is None)
 
 
 def phase_2(
@@ -271,39 +263,36 @@ def phase_2(
         AclnnError: with the status that the contract gives.
     """
     name = translation.contract.name
-    null = Status.ACLNN_ERR_PARAM_NULLPTR
+    error, null = partial(AclnnError.of, name), Status.ACLNN_ERR_PARAM_NULLPTR
     if executor is None:
-        message = "null; allowed: what phase 1 returned"
-        raise AclnnError.of(name, "executor", message, null)
+        raise error("executor", "null; allowed: what phase 1 returned", null)
     if not isinstance(executor, aclOpExecutor):
-        message = f"{described(executor)}; allowed: what phase 1 returned"
-        raise AclnnError.of(name, "executor", message)
-    needed = executor.workspace_size
+        raise error("executor", f"{described(executor)}; allowed: what phase 1 returned")
+    needed = executor.prepared.workspace_size
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
     if workspace is None and needed > 0:
-        raise AclnnError.of(name, "workspace", f"null; allowed: {needed} bytes", null)
+        raise error("workspace", f"null; allowed: {needed} bytes", null)
     if executor.name != name:
-        raise AclnnError.of(name, "executor", f"of {executor.name}; allowed: one of {name}")
+        raise error("executor", f"of {executor.name}; allowed: one of {name}")
     if not isinstance(workspace_size, int) or workspace_size < needed:
-        message = f"{shown(workspace_size)}; allowed: {needed} or more, as phase 1 said"
-        raise AclnnError.of(name, "workspaceSize", message)
+        size = shown(workspace_size)
+        raise error("workspaceSize", f"{size}; allowed: {needed} or more, phase 1's size")
     if needed > 0:
         scratch = AclnnError.memory(name, "workspace", workspace, writing=True)
         if scratch.nbytes < needed:
-            raise AclnnError.of(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
+            raise error("workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
         workspace = Memory(scratch.address, needed, scratch.owner, True)
     prepared = executor.prepared
     for parameter in prepared.used:
-        lost = executor.tensors[parameter].lost()
-        if lost is not None:
-            message = f"{lost} since phase 1; allowed: what stays until phase 2"
-            raise AclnnError.of(name, parameter, message)
+        loss = executor.tensors[parameter].loss()
+        if loss is not None:
+            raise error(parameter, f"{loss} since phase 1; allowed: what stays until phase 2")
     if isinstance(stream, Unusable):
-        message = f"{stream!r}; allowed: a stream, or null"
-        raise AclnnError.of(name, "stream", message, Status.ACLNN_ERR_RUNTIME_ERROR)
+        status = Status.ACLNN_ERR_RUNTIME_ERROR
+        raise error("stream", f"{stream!r}; allowed: a stream, or null", status)
     if not executor.take():
-        raise AclnnError.of(name, "executor", "used already; allowed: a new one")
+        raise error("executor", "used already; allowed: a new one")
     tensors = executor.tensors
 
     def refuse(message: str, error: Exception | None = None) -> NoReturn:
@@ -327,36 +316,38 @@ def _run(
     prepared: _Prepared, tensors: Mapping[str, Any], workspace: Memory | None, is_of_c: bool
 ) -> None:
     """Do the work of phase 2; ``is_of_c`` is whether a C library has checked its memory."""
-    written = () if is_of_c else (*prepared.written, *prepared.zeros)
-    for name in written:
+    outputs = () if is_of_c else (*prepared.results, *prepared.zeros)
+    for name in outputs:
         if not (tensors[name].memory.writeable or 0 in tensors[name].dims):
             raise ValueError(f"{name}: read-only memory; allowed: memory that can be written")
-    _compute(prepared, tensors, workspace, is_of_c)
-    for name in written:
-        tensors[name].wrote()
-
-
-def _compute(
-    prepared: _Prepared, tensors: Mapping[str, Any], workspace: Memory | None, is_probed: bool
-) -> None:
-    """Write the outputs; ``is_probed`` is as in :meth:`.plans.Plan.run_at`."""
     for name in prepared.zeros:
         tensors[name].array[...] = 0
-    if prepared.plan is None:
-        return
+    if prepared.plan is not None:
+        _run_plan(prepared, prepared.plan, tensors, workspace, is_of_c)
+    for name in outputs:
+        tensors[name].mark_written()
+
+
+def _run_plan(
+    prepared: _Prepared,
+    plan: Plan,
+    tensors: Mapping[str, Any],
+    workspace: Memory | None,
+    is_probed: bool,
+) -> None:
+    """Write the plan's outputs; ``is_probed`` is as in :meth:`.plans.Plan.run_at`."""
     rest: Any = workspace
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
         assert workspace is not None
         # The plan cannot check this, since it gets dense copies in place of some tensors.
         scratch = span("workspace", "writes", workspace.address, workspace.nbytes)
-        shared = shared_memory([scratch, *prepared.uses(tensors)])
-        if shared is not None:
-            raise ValueError(shared)
+        problem = shared_memory([scratch, *prepared.uses(tensors)])
+        if problem is not None:
+            raise ValueError(problem)
         dense, rest = _dense_copies(prepared, workspace.bytes())
         for name in dense.keys() & prepared.inputs:
-            tensor = tensors[name]
-            dense[name].reshape(tensor.dims)[...] = tensor.array
+            dense[name].reshape(tensors[name].dims)[...] = tensors[name].array
     addresses: list[int] = []
     owners: list[Any] = []
     for parameter in prepared.order:
@@ -367,11 +358,10 @@ def _compute(
             addresses.append(dense[parameter].ctypes.data)
             owners.append(dense[parameter])
         else:
-            tensor = tensors[parameter]
-            addresses.append(tensor.address)
-            owners.append(tensor.memory.owner)
-    prepared.plan.run_at(addresses, owners, rest, is_probed)
-    for name in dense.keys() & prepared.written:
+            addresses.append(tensors[parameter].address)
+            owners.append(tensors[parameter].memory.owner)
+    plan.run_at(addresses, owners, rest, is_probed)
+    for name in dense.keys() & prepared.results:
         tensors[name].array[...] = dense[name].reshape(tensors[name].dims)
 
 

@@ -65,14 +65,15 @@ def find(name: str) -> Product:
     Raises:
         ValueError: an unknown name.
     """
-    wanted = " ".join(str(name).split()).casefold()
-    for one in PRODUCTS:
-        if wanted in (one.name.casefold(), one.name.casefold().replace(" ", "")):
-            return one
-    for pattern, found in _CHIPS:
-        if re.fullmatch(pattern, wanted):
-            return next(one for one in PRODUCTS if one.name == found)
-    known = ", ".join(one.name for one in PRODUCTS)
+    folded = " ".join(str(name).split()).casefold()
+    for pattern, chip_product in _CHIPS:
+        if re.fullmatch(pattern, folded):
+            folded = chip_product.casefold()
+            break
+    for product in PRODUCTS:
+        if folded in (product.name.casefold(), product.name.casefold().replace(" ", "")):
+            return product
+    known = ", ".join(product.name for product in PRODUCTS)
     raise ValueError(
         f"product: {shown(name)}; allowed: {known}, or a chip's name such as Ascend910B3, "
         "Ascend910_9391, Ascend950PR, Ascend310P3"
@@ -85,13 +86,6 @@ class Device:
 
     product: Product
     saved_variance: bool = False
-
-
-def _save_invstd(value: str) -> bool:
-    meanings = {"invstd": False, "variance": True}
-    if value not in meanings:
-        raise ValueError(f"save_invstd: {shown(value)}; allowed: 'invstd' or 'variance'")
-    return meanings[value]
 
 
 _set: Device | None = None
@@ -124,10 +118,11 @@ def _environment() -> tuple[str, str]:
 def _device(name: str | None, save_invstd: str | None) -> Device:
     """The device with these settings; the environment decides settings that are None."""
     usual_name, usual_invstd = _environment()
-    return Device(
-        find(usual_name if name is None else name),
-        _save_invstd(usual_invstd if save_invstd is None else save_invstd),
-    )
+    product = find(usual_name if name is None else name)
+    value = usual_invstd if save_invstd is None else save_invstd
+    if value not in ("invstd", "variance"):
+        raise ValueError(f"save_invstd: {shown(value)}; allowed: 'invstd' or 'variance'")
+    return Device(product, value == "variance")
 
 
 _known = lru_cache(16)(_device)

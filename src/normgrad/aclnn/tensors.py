@@ -1,4 +1,4 @@
-"""aclTensor and aclBoolArray: views of memory, with a dtype and a format."""
+"""Statuses and errors, and aclTensor and aclBoolArray: views of memory with dtypes and formats."""
 
 from __future__ import annotations
 
@@ -15,10 +15,34 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import frameworks, layout
+from ..dialects import DialectError
 from ..memory import array_at
 from ..unusable import shown
 from ..workspaces import Memory
-from .status import AclnnError
+
+
+class Status(IntEnum):
+    """The values of aclnnStatus."""
+
+    ACLNN_SUCCESS = 0
+    ACLNN_ERR_PARAM_NULLPTR = 161001
+    ACLNN_ERR_PARAM_INVALID = 161002
+    ACLNN_ERR_RUNTIME_ERROR = 361001
+    ACLNN_ERR_INNER = 561000
+    ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
+    ACLNN_ERR_INNER_NULLPTR = 561103
+
+
+class AclnnError(DialectError):
+    """The error of a failed call: its ``status``, ``operator``, and ``parameter`` or None."""
+
+    wrong_argument = Status.ACLNN_ERR_PARAM_INVALID
+    status: Status
+
+    @property
+    def operator(self) -> str:
+        """The function's name without ``GetWorkspaceSize``."""
+        return self.function
 
 
 class aclDataType(IntEnum):
@@ -76,25 +100,19 @@ class aclFormat(IntEnum):
     ACL_FORMAT_FRACTAL_NZ_C0_32 = 51
 
 
-#: The element types whose NumPy names do not follow from their own names.
-_OTHERWISE_NAMED: dict[aclDataType, Any] = {
-    aclDataType.ACL_FLOAT: np.float32,
-    aclDataType.ACL_DOUBLE: np.float64,
-    aclDataType.ACL_BF16: ml_dtypes.bfloat16,
+#: The element types' names in contracts.
+_NAMES = {
+    **{each: each.name.removeprefix("ACL_").removeprefix("DT_").lower() for each in aclDataType},
+    aclDataType.ACL_FLOAT: "float32",
+    aclDataType.ACL_DOUBLE: "float64",
+    aclDataType.ACL_BF16: "bfloat16",
 }
-#: The element types that NumPy does not have, and their names in messages.
-_NOT_IN_NUMPY = {
-    each: each.name.removeprefix("ACL_").removeprefix("DT_").lower()
-    for each in aclDataType
-    if each in (aclDataType.ACL_DT_UNDEFINED, aclDataType.ACL_STRING) or each > aclDataType.ACL_BF16
-}
-#: The element types that NumPy has.
+#: The element types that NumPy has; ml_dtypes has added bfloat16.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
-    each: np.dtype(_OTHERWISE_NAMED.get(each, each.name.removeprefix("ACL_").lower()))
-    for each in aclDataType
-    if each not in _NOT_IN_NUMPY
+    each: np.dtype(getattr(ml_dtypes, name, name))
+    for each, name in _NAMES.items()
+    if 0 <= each <= aclDataType.ACL_BF16 and each is not aclDataType.ACL_STRING
 }
-_NAMES = {**{data_type: dtype.name for data_type, dtype in NUMPY.items()}, **_NOT_IN_NUMPY}
 _BY_NAME = {str(dtype): data_type for data_type, dtype in NUMPY.items()}
 _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
@@ -109,19 +127,11 @@ class Signature:
     dims: tuple[int, ...]
     steps: tuple[int, ...]
     dtype_name: str
+    format: aclFormat
+    problem: str | None
 
 
-@lru_cache(1 << 16)
-def _signature(
-    dims: tuple[int, ...],
-    steps: tuple[int, ...],
-    data_type: aclDataType,
-    format: aclFormat,
-    problem: str | None,
-) -> Signature:
-    """The object that all tensors with these properties share, whatever their memory."""
-    return Signature(dims, steps, _NAMES[data_type])
-
+_signature = lru_cache(1 << 16)(Signature)
 
 #: Tensors have fewer elements than this, so that sizes in bytes fit in 64-bit integers.
 _MOST_ELEMENTS = 1 << 58
@@ -135,7 +145,7 @@ class aclTensor:
         dims: the view's shape.
         strides: the view's strides, in elements.
         offset: the offset of the view's first element from the start of the memory, in elements.
-        given_offset: the same offset, from the address that a C program gave.
+        data_offset: the offset from the address that a C program passed as the data.
         data_type, format: the element type and format that the caller declared.
         dtype_name, format_name: their names in contracts.
         storage_dims: the declared shape of the memory, which is not checked; the size of the memory
@@ -159,7 +169,7 @@ class aclTensor:
     dtype_name: str = field(init=False)
     format_name: str = field(init=False)
     steps: tuple[int, ...] = field(init=False)
-    given_offset: int = field(init=False)
+    data_offset: int = field(init=False)
     problem: str | None = field(init=False)
     signature: Signature = field(init=False)
     address: int = field(init=False)
@@ -170,10 +180,10 @@ class aclTensor:
         self.dtype_name = _NAMES[self.data_type]
         self.format_name = _FORMAT_NAMES[self.format]
         self.steps = layout.used_strides(self.dims, self.strides)
-        self.given_offset = self.offset
+        self.data_offset = self.offset
         self.problem = self._find_problem(nbytes)
         self.signature = _signature(
-            self.dims, self.steps, self.data_type, self.format, self.problem
+            self.dims, self.steps, self.dtype_name, self.format, self.problem
         )
         self.address = self.memory.address + self.offset * self._itemsize
 
@@ -219,11 +229,11 @@ class aclTensor:
         """The bytes of the view's elements."""
         return layout.Region(self.address, self.dims, self.steps, self._itemsize)
 
-    def lost(self) -> str | None:
+    def loss(self) -> str | None:
         """The reason why the tensor has become unusable since it was made; None if it has not."""
-        return "it was destroyed" if self.is_destroyed else self.memory.lost()
+        return "it was destroyed" if self.is_destroyed else self.memory.loss()
 
-    def wrote(self) -> None:
+    def mark_written(self) -> None:
         """Tell the memory's framework that the memory was written to."""
         frameworks.count_writes((self.memory.owner,))
 
@@ -241,13 +251,13 @@ class aclBoolArray(tuple[bool, ...]):
 
     def __new__(cls, values: Iterable[Any]) -> aclBoolArray:
         """Take entries that are True, False, 1 or 0; others may raise any type of exception."""
-        found = [
+        entries = [
             entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry)
             for entry in values
         ]
-        if not {0, 1}.issuperset(found):
+        if not {0, 1}.issuperset(entries):
             raise TypeError("neither True nor False")
-        return super().__new__(cls, map(bool, found))
+        return super().__new__(cls, map(bool, entries))
 
 
 def aclCreateTensor(
@@ -280,20 +290,19 @@ def aclCreateTensor(
     if strides is not None:
         steps = AclnnError.integers(name, "stride", strides)
     if len(steps) != len(dims):
-        raise AclnnError.of(
-            name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis"
-        )
+        message = f"{len(steps)} of them; allowed: {len(dims)}, one an axis"
+        raise AclnnError.of(name, "stride", message)
     (start,) = AclnnError.integers(name, "offset", [offset])
     storage = dims if storage_dims is None else AclnnError.sizes(name, "storageDims", storage_dims)
     kind = AclnnError.member(name, "dataType", aclDataType, data_type)
     order = AclnnError.member(name, "format", aclFormat, format)
     if data is None:
-        found = Memory(0, 0, None, False)
+        memory = Memory(0, 0, None, False)
     elif type(data) is Memory:
-        found = data  # phase 1 reports its ``problem``
+        memory = data  # phase 1 reports its ``problem``
     else:
-        found = AclnnError.memory(name, "tensorData", data, writing=False)
-    return aclTensor(dims, kind, steps, start, order, storage, found, found.nbytes)
+        memory = AclnnError.memory(name, "tensorData", data, writing=False)
+    return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)
 
 
 def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
@@ -322,8 +331,8 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     order = AclnnError.member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
     nbytes, writeable = prod(dims) * itemsize, opened.read_only is None
-    found = Memory(opened.address_for("array"), nbytes, opened.tensor, writeable)
-    return aclTensor(dims, data_type, strides, 0, order, dims, found, None)
+    memory = Memory(opened.address_for("array"), nbytes, opened.tensor, writeable)
+    return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
 
 
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:

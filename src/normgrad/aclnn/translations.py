@@ -8,16 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..contract import Operator
-from ..operators import rms_norm
-from ..operators.batch_norm import BATCH_NORM_BACKWARD
-from ..operators.group_norm import GROUP_NORM_BACKWARD
-from ..operators.sync_batch_norm import (
-    BATCH_NORM_BACKWARD_ELEMT,
-    BATCH_NORM_BACKWARD_REDUCE,
-    BATCH_NORM_ELEMT,
-    BATCH_NORM_GATHER_STATS_WITH_COUNTS,
-    BATCH_NORM_STATS,
-)
+from ..operators import batch_norm, group_norm, rms_norm, sync_batch_norm
 from ..options import Options, real
 from ..plans import CACHE_SIZE
 from ..rules import Call, Contract
@@ -45,10 +36,7 @@ def _channel_axis(call: Call) -> Mapping[str, Any]:
 
 
 class Form(NamedTuple):
-    """What normgrad's operator takes of a call, whatever the tensors' shapes.
-
-    ``results`` are the contract's names of all outputs, "" for unwanted ones.
-    """
+    """The operator of a call, its options, and the outputs' names, "" for unwanted ones."""
 
     operator: Operator
     options: Options
@@ -85,8 +73,10 @@ class Translation:
     def outputs(self) -> tuple[str, ...]:
         """The contract's names of the outputs, and then of the inputs that are updated."""
         rows = self.contract.parameters
-        written = tuple(row.name for row in rows if row.is_output)
-        return written + tuple(row.name for row in rows if row.is_updated)
+        return (
+            *(row.name for row in rows if row.is_output),
+            *(row.name for row in rows if row.is_updated),
+        )
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -101,31 +91,31 @@ class Translation:
 
     def form(self, call: Call, saved_variance: bool) -> Form:
         """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
-        named = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
-        return self._form(saved_variance, **self.more_options(call), **named)
+        scalars = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
+        return self._form(saved_variance, **self.more_options(call), **scalars)
 
     @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are few translations
-    def _form(self, saved_variance: bool, eps: float = 0.0, **named: Any) -> Form:
+    def _form(self, saved_variance: bool, eps: float = 0.0, **options: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
         # CANN's contract allows negative numbers and NaN, and so the formula's result.
-        options = operator.read_options(**named)._replace(eps=real("eps", eps))
-        outputs = zip(operator.outputs(options), self.outputs, strict=True)
+        values = operator.read_options(**options)._replace(eps=real("eps", eps))
+        outputs = zip(operator.outputs(values), self.outputs, strict=True)
         results = tuple(theirs if ours.is_wanted else "" for ours, theirs in outputs)
-        return Form(operator, options, results)
+        return Form(operator, values, results)
 
 
 BATCH_NORM = Translation(
-    contracts.BATCH_NORM_CONTRACT,
-    BATCH_NORM_BACKWARD,
-    saving_variance=BATCH_NORM_BACKWARD.of_variance("save_invstd"),
+    contracts.BATCH_NORM,
+    batch_norm.BATCH_NORM_BACKWARD,
+    saving_variance=batch_norm.BATCH_NORM_BACKWARD.of_variance("save_invstd"),
 )
-REDUCE = Translation(contracts.REDUCE_CONTRACT, BATCH_NORM_BACKWARD_REDUCE)
-ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
-STATS = Translation(contracts.STATS_CONTRACT, BATCH_NORM_STATS)
-GATHER = Translation(contracts.GATHER_CONTRACT, BATCH_NORM_GATHER_STATS_WITH_COUNTS)
-FORWARD_ELEMT = Translation(contracts.FORWARD_ELEMT_CONTRACT, BATCH_NORM_ELEMT)
+REDUCE = Translation(contracts.REDUCE, sync_batch_norm.BATCH_NORM_BACKWARD_REDUCE)
+ELEMT = Translation(contracts.ELEMT, sync_batch_norm.BATCH_NORM_BACKWARD_ELEMT)
+STATS = Translation(contracts.STATS, sync_batch_norm.BATCH_NORM_STATS)
+GATHER = Translation(contracts.GATHER, sync_batch_norm.BATCH_NORM_GATHER_STATS_WITH_COUNTS)
+FORWARD_ELEMT = Translation(contracts.FORWARD_ELEMT, sync_batch_norm.BATCH_NORM_ELEMT)
 RMS_NORM = Translation(
-    contracts.RMS_NORM_CONTRACT,
+    contracts.RMS_NORM,
     rms_norm.RMS_NORM,
     more_options=lambda call: {"normalized_shape": call.arguments["gamma"].dims},
     data="x",
@@ -138,18 +128,13 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     data = sizes["N"], sizes["C"], sizes["HxW"]
     statistic, parameter = (sizes["N"], sizes["group"]), (sizes["C"],)
     return {
-        "gradOut": data,
-        "input": data,
-        "mean": statistic,
-        "rstd": statistic,
-        "gamma": parameter,
-        "gradInput": data,
-        "gradGammaOut": parameter,
-        "gradBetaOut": parameter,
+        **dict.fromkeys(("gradOut", "input", "gradInput"), data),
+        **dict.fromkeys(("mean", "rstd"), statistic),
+        **dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), parameter),
     }
 
 
-GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
+GROUP_NORM = Translation(contracts.GROUP_NORM, group_norm.GROUP_NORM_BACKWARD, _grouped_dims)
 
 #: All translations, by the names of the aclnn operators.
 BY_NAME = {

@@ -46,7 +46,7 @@ class Case(NamedTuple):
         return f"{self.name}, {self.timed_pass}"
 
 
-class Measured(NamedTuple):
+class LayerTimes(NamedTuple):
     """A case's times in seconds, and the ratio of interquartile range to median."""
 
     case: Case
@@ -71,7 +71,7 @@ def cases() -> list[Case]:
     ]
 
 
-def measure(case: Case, dtype: torch.dtype, seconds: float) -> Measured:
+def measure(case: Case, dtype: torch.dtype, seconds: float) -> LayerTimes:
     """Time a case by turns; parameters have the dtype of the input.
 
     A training step is a forward and a backward pass with the gradients of the input and the
@@ -90,11 +90,10 @@ def measure(case: Case, dtype: torch.dtype, seconds: float) -> Measured:
     for call in calls.values():
         call()
     times = timing.measure(calls, seconds, settle=timing.SETTLE_SECONDS)
-    return Measured(case, times.medians["torch"], times.medians["ours"], times.spread)
+    return LayerTimes(case, times.medians["torch"], times.medians["ours"], times.spread)
 
 
 def _call(layer: Any, x: torch.Tensor, grad: torch.Tensor, timed_pass: str) -> timing.Call:
-    """A call of the pass that is timed."""
     if timed_pass == EVALUATION:
         layer.eval()
 

@@ -82,10 +82,10 @@ def measure(
             # Alternate the direction: no call always follows the same one, and the thread pool
             # changes only once per round.
             for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
-                changed, pool = pool != (name in TORCHS), name in TORCHS
-                if changed and settle:
+                is_switch, pool = pool != (name in TORCHS), name in TORCHS
+                if is_switch and settle:
                     time.sleep(settle)
-                if changed or expected[name] < WARM_BELOW_SECONDS:
+                if is_switch or expected[name] < WARM_BELOW_SECONDS:
                     calls[name]()
                 samples[name].append(stopwatch(calls[name], batches[name]))
                 spent += samples[name][-1] * batches[name]

@@ -9,32 +9,24 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import IntFlag
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import callbacks, physical, pointers
+from . import callbacks, enums, physical, pointers
 from .blocks import BLOCKS
 from .calls import ERRORS, SETTINGS, check_variables, export, fail, product, read_again, refuse
 from .declarations import functions_of
-from .enums import (
-    EventFlag,
-    StreamFlag,
-    aclError,
-    aclrtEventRecordedStatus,
-    aclrtEventStatus,
-    aclrtEventWaitStatus,
-    aclrtMemcpyKind,
-    aclrtRunMode,
-    aclrtStreamStatus,
-)
+from .enums import aclError
 from .handles import HANDLES
 from .objects import Event, Runtime, Side, memory_info
+from .pointers import Address
 from .report import REPORT
 from .streams import STREAMS, Stream
 
@@ -60,11 +52,11 @@ _CHIPS = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Context:
     """A context of a device; what a thread makes belongs to its current context."""
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    device: int
 
 
 class STATE:
@@ -74,9 +66,9 @@ class STATE:
         by_acl, by_aclnn: whether aclInit and aclnnInit were called.
         was_finalized: whether aclFinalize was called after the last aclInit.
         has_default: whether aclInit's file names a device for threads that set none.
-        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls, by device.
+        users: the calls of aclrtSetDevice minus those of aclrtResetDevice, by device.
         lives: numbers, by device, that increase whenever the device's resources are released.
-        defaults: the handles of the devices' own contexts, if a program has asked for them.
+        defaults: the handles of the devices' own contexts that programs asked for.
     """
 
     by_acl = by_aclnn = was_finalized = has_default = False
@@ -88,11 +80,7 @@ class STATE:
 RUNTIME = Runtime(
     aclError.ACL_ERROR_RT_MEMORY_ALLOCATION,
     True,
-    {
-        Context: "aclrtCreateContext",
-        Stream: "aclrtCreateStream",
-        Event: "aclrtCreateEvent",
-    },
+    {Context: "aclrtCreateContext", Stream: "aclrtCreateStream", Event: "aclrtCreateEvent"},
 )
 
 
@@ -130,35 +118,29 @@ def _need_device() -> None:
 # Initialisation
 
 
-def aclInit(config_path: int | None) -> None:
+def aclInit(config_path: Address) -> None:
     if STATE.by_acl:
         fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_INITIALIZE)
     STATE.has_default = initialize(config_path)
     STATE.by_acl, STATE.was_finalized = True, False
 
 
-def initialize(config_path: int | None) -> bool:
+def initialize(config_path: Address) -> bool:
     """Read the environment and a settings file; returns whether the file names a default device."""
     settings = None if config_path is None else _read_config(config_path)
     read_again()
     product(aclError.ACL_ERROR_INVALID_PARAM)
-    try:
-        check_variables()
-    except ValueError as error:
-        fail(str(error), aclError.ACL_ERROR_INVALID_PARAM)
+    check_variables(aclError.ACL_ERROR_INVALID_PARAM)
     return isinstance(settings, dict) and "defaultDevice" in settings
 
 
 def _read_config(address: int) -> Any:
     """Parse the settings file whose path is at this address; most settings have no effect here."""
-
-    def invalid(message: str) -> NoReturn:
-        refuse("configPath", message, aclError.ACL_ERROR_INVALID_PARAM)
-
+    refuse_path = partial(refuse, "configPath", status=aclError.ACL_ERROR_INVALID_PARAM)
     try:
         path = os.fsdecode(pointers.text(address))
     except ValueError as error:
-        invalid(str(error))
+        refuse_path(str(error))
     if not path:
         return None
     try:
@@ -166,9 +148,9 @@ def _read_config(address: int) -> Any:
         with ThreadPoolExecutor(1) as parser:
             return parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
     except OSError as error:
-        invalid(f"{path!r} ({error.strerror}); allowed: a file that is there")
+        refuse_path(f"{path!r} ({error.strerror}); allowed: a file that is there")
     except (ValueError, RecursionError) as error:
-        invalid(f"{path!r} ({error}); allowed: a JSON file")
+        refuse_path(f"{path!r} ({error}); allowed: a JSON file")
 
 
 def aclFinalize() -> None:
@@ -244,36 +226,35 @@ def aclrtResetDevice(device: int) -> None:
 
 def _release(context: tuple[int, int]) -> None:
     """End the streams and free the memory of a context, given as :func:`_own_context` does."""
-    streams = [
-        entry
-        for handle, entry in HANDLES.living().items()
-        if entry.maker in _STREAMS and entry.value.context == context and HANDLES.end(handle)
-    ]
-    blocks = [
-        block
-        for block in BLOCKS.living()
-        if block.maker in _DEVICE_MEMORY and block.context == context and BLOCKS.free(block)
-    ]
-    REPORT.was_reset(streams, blocks)
+    REPORT.was_reset(
+        [
+            entry
+            for handle, entry in HANDLES.living().items()
+            if entry.maker in _STREAMS and entry.value.context == context and HANDLES.end(handle)
+        ],
+        [
+            block
+            for block in BLOCKS.living()
+            if block.maker in _DEVICE_MEMORY and block.context == context and BLOCKS.free(block)
+        ],
+    )
 
 
 def aclrtGetSocName() -> int:
     """The chip that the environment variable names, otherwise a chip of the current product."""
     device = product(aclError.ACL_ERROR_INVALID_PARAM)
-    asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
-    if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
-        asked = _CHIPS[device.product.name]
-    return c_text(asked)
+    chip = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
+    if not re.fullmatch(r"Ascend\d\w+", chip) or products.find(chip) is not device.product:
+        chip = _CHIPS[device.product.name]
+    return c_text(chip)
 
 
-@cache
-def _buffer(text: str) -> Any:
-    return ctypes.create_string_buffer(text.encode())
+_buffer = cache(ctypes.create_string_buffer)
 
 
 def c_text(text: str) -> int:
     """The address of a C string that is never freed, since programs keep its address."""
-    return ctypes.addressof(_buffer(text))
+    return ctypes.addressof(_buffer(text.encode()))
 
 
 # Contexts
@@ -287,16 +268,15 @@ def aclrtCreateContext(device: int) -> int:
     return handle
 
 
-def aclrtDestroyContext(context: int | None) -> None:
+def aclrtDestroyContext(context: Address) -> None:
     if context in STATE.defaults.values():
         refuse("context", "the device's own; allowed: what aclrtCreateContext made")
     RUNTIME.destroy(Context, context)
 
 
-def aclrtSetCurrentContext(context: int | None) -> None:
-    found = RUNTIME.find("context", Context, context)
-    is_own = context in STATE.defaults.values()
-    _enter(found.device, 0 if is_own or context is None else context)
+def aclrtSetCurrentContext(context: Address) -> None:
+    device = RUNTIME.find("context", Context, context).device
+    _enter(device, 0 if context in STATE.defaults.values() else context or 0)
 
 
 def aclrtGetCurrentContext() -> int:
@@ -334,7 +314,7 @@ def aclrtCreateStreamWithConfig(priority: int, flag: int) -> int:
     """Create a stream; priority and flags are checked, but have no effect."""
     if priority > _LEAST_PRIORITY:
         refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
-    _check_flags(flag, StreamFlag)
+    _check_flags(flag, enums.StreamFlag)
     return HANDLES.add(Stream(context=_own_context()))
 
 
@@ -344,7 +324,7 @@ def _check_flags(flag: int, kind: type[IntFlag]) -> None:
         refuse("flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def _in_time(synchronize: Callable[..., None], *arguments: int | None) -> None:
+def _in_time(synchronize: Callable[..., None], *arguments: Address) -> None:
     """Wait; the timeout, which comes last, is checked, but never expires."""
     *handles, timeout = arguments
     if timeout is not None and timeout < -1:
@@ -353,13 +333,13 @@ def _in_time(synchronize: Callable[..., None], *arguments: int | None) -> None:
 
 
 def aclrtCreateEventWithFlag(flag: int) -> int:
-    _check_flags(flag, EventFlag)
-    can_order = bool(flag & (EventFlag.ACL_EVENT_SYNC | EventFlag.ACL_EVENT_EXTERNAL))
-    has_time = bool(flag & EventFlag.ACL_EVENT_TIME_LINE)
+    _check_flags(flag, enums.EventFlag)
+    can_order = bool(flag & (enums.EventFlag.ACL_EVENT_SYNC | enums.EventFlag.ACL_EVENT_EXTERNAL))
+    has_time = bool(flag & enums.EventFlag.ACL_EVENT_TIME_LINE)
     return HANDLES.add(Event(can_order, has_time))
 
 
-def _is_waiting(event: int | None) -> bool:
+def _is_waiting(event: Address) -> bool:
     """Whether work that waits for an event has to wait; none has before the event is recorded."""
     return RUNTIME.find("event", Event, event).recorded is not None and not RUNTIME.is_over(event)
 
@@ -374,40 +354,38 @@ def _allocate(size: int, device: bool) -> int:
 
 
 def _sides(
-    dst: int | None, dst_pitch: int, src: int | None, src_pitch: int, kind: int
+    dst: Address, dst_pitch: int, src: Address, src_pitch: int, kind: int
 ) -> tuple[Side, Side]:
     """The destination and source of a copy, whose kind says which of them are device memory."""
-    if kind not in set(aclrtMemcpyKind):
-        allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
+    if kind not in set(enums.aclrtMemcpyKind):
+        allowed = ", ".join(f"{each.name} ({each:d})" for each in enums.aclrtMemcpyKind)
         refuse("kind", f"{kind}; allowed: {allowed}")
-    name = aclrtMemcpyKind(kind).name
-    is_default = kind == aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
+    name = enums.aclrtMemcpyKind(kind).name
+    is_default = kind == enums.aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
     to_device = _is_device(dst) if is_default else name.endswith("TO_DEVICE")
     from_device = _is_device(src) if is_default else "DEVICE_TO" in name
     return Side("dst", dst, dst_pitch, to_device), Side("src", src, src_pitch, from_device)
 
 
-def _is_device(address: int | None) -> bool:
+def _is_device(address: Address) -> bool:
     block = None if address is None else BLOCKS.find(address)
     return block is not None and block.is_device
 
 
-def _copy(
-    dst: int | None, most: int, src: int | None, count: int, kind: int, *stream: int | None
-) -> None:
+def _copy(dst: Address, most: int, src: Address, count: int, kind: int, *stream: Address) -> None:
     sides = _sides(dst, count, src, count, kind)
     RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.queue(stream))
 
 
 def _copy_rows(
-    dst: int | None,
+    dst: Address,
     dst_pitch: int,
-    src: int | None,
+    src: Address,
     src_pitch: int,
     width: int,
     height: int,
     kind: int,
-    *stream: int | None,
+    *stream: Address,
 ) -> None:
     to, source = _sides(dst, dst_pitch, src, src_pitch, kind)
     if to.on_device == source.on_device:
@@ -415,7 +393,7 @@ def _copy_rows(
     RUNTIME.copy(to, source, width, height, stream=RUNTIME.queue(stream))
 
 
-def _fill(address: int | None, most: int, value: int, count: int, *stream: int | None) -> None:
+def _fill(address: Address, most: int, value: int, count: int, *stream: Address) -> None:
     where = RUNTIME.queue(stream)
     if count > most:
         refuse("count", f"{count} bytes; allowed: up to maxCount, {most}")
@@ -426,22 +404,23 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
 #: Every kind of memory is the machine's memory. Results are always deterministic, and other options
 #: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
+    **vars(physical),
     "aclGetRecentErrMsg": ERRORS.last,
     "aclrtGetDevice": lambda: _own_context()[0],
     "aclrtGetDeviceCount": lambda: SETTINGS.devices,
     "aclrtDeviceCanAccessPeer": _can_access_peer,
     "aclrtDeviceEnablePeerAccess": lambda peer, flags: _check_peer(peer),
     "aclrtDeviceDisablePeerAccess": _check_peer,
-    "aclrtGetRunMode": lambda: aclrtRunMode.ACL_HOST,
+    "aclrtGetRunMode": lambda: enums.aclrtRunMode.ACL_HOST,
     "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,
     "aclrtSynchronizeDeviceWithTimeout": partial(_in_time, STREAMS.finish),
     "aclrtSynchronizeStreamWithTimeout": partial(_in_time, RUNTIME.synchronize),
     "aclrtSynchronizeEventWithTimeout": partial(_in_time, RUNTIME.synchronize_event),
-    "aclrtStreamQuery": lambda stream: aclrtStreamStatus(not RUNTIME.is_idle(stream)),
-    "aclrtQueryEvent": lambda event: aclrtEventStatus(not RUNTIME.is_over(event)),
-    "aclrtQueryEventStatus": lambda event: aclrtEventRecordedStatus(RUNTIME.is_over(event)),
-    "aclrtQueryEventWaitStatus": lambda event: aclrtEventWaitStatus(_is_waiting(event)),
+    "aclrtStreamQuery": lambda stream: enums.aclrtStreamStatus(not RUNTIME.is_idle(stream)),
+    "aclrtQueryEvent": lambda event: enums.aclrtEventStatus(not RUNTIME.is_over(event)),
+    "aclrtQueryEventStatus": lambda event: enums.aclrtEventRecordedStatus(RUNTIME.is_over(event)),
+    "aclrtQueryEventWaitStatus": lambda event: enums.aclrtEventWaitStatus(_is_waiting(event)),
     "aclrtResetEvent": RUNTIME.reset,
     "aclrtGetVersion": lambda: _VERSION,
     "aclrtMemcpy2d": _copy_rows,
@@ -464,12 +443,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtMallocHost": lambda size: _allocate(size, False),
     "aclrtFree": lambda at: RUNTIME.free("devPtr", at, _DEVICE_MEMORY),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
-    "aclrtMemGetAllocationGranularity": physical.aclrtMemGetAllocationGranularity,
-    "aclrtMallocPhysical": physical.aclrtMallocPhysical,
-    "aclrtFreePhysical": physical.aclrtFreePhysical,
-    "aclrtReserveMemAddress": physical.aclrtReserveMemAddress,
-    "aclrtReleaseMemAddress": physical.aclrtReleaseMemAddress,
-    "aclrtMapMem": physical.aclrtMapMem,
     "aclrtUnmapMem": partial(physical.unmap, RUNTIME),
     "aclrtMemcpy": _copy,
     "aclrtMemcpyAsync": _copy,

@@ -13,28 +13,33 @@ import numpy as np
 from .. import aclnn
 from ..aclnn.contracts import CONTRACTS
 from ..aclnn.phases import phase_1, phase_2
-from ..aclnn.status import Status
-from ..aclnn.tensors import NUMPY, aclDataType
+from ..aclnn.tensors import NUMPY, Status, aclDataType
 from ..aclnn.translations import BY_NAME
 from ..dialects import Use, span
 from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
-from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import ERRORS, SETTINGS, export, fail, product, refuse
+from .blocks import FOREIGN, UNKNOWN_SIZE, memory_at, with_problem
+from .calls import (
+    ERRORS,
+    SETTINGS,
+    export,
+    fail,
+    need_access,
+    need_memory,
+    product,
+    refuse,
+    refuse_null,
+)
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
-from .pointers import MOST_VALUES
+from .pointers import MOST_VALUES, Address
 from .signatures import Function
 from .streams import STREAMS, Stream
 
 _malloc = pointers.c_function("malloc", ctypes.c_void_p, ctypes.c_size_t)
-
-
-def _null(name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
-    refuse(name, "null; allowed: a pointer", status)
 
 
 # Tensors and masks
@@ -61,25 +66,25 @@ _LISTS: dict[type[Any], type[Any]] = {
 }
 
 
-def _check_length(name: str, address: int | None, count: int, most: int) -> None:
+def _check_length(name: str, address: Address, count: int, most: int) -> None:
     if count > most:
         refuse(name, f"{count} of them; allowed: up to {most}")
     if address is None and count:
-        _null(name)
+        refuse_null(name)
 
 
 def aclCreateTensor(
-    dims: int | None,
+    dims: Address,
     count: int,
     data_type: int,
-    strides: int | None,
+    strides: Address,
     offset: int,
     format: int,
-    storage_dims: int | None,
+    storage_dims: Address,
     storage_count: int,
-    data: int | None,
+    data: Address,
 ) -> int:
-    def sizes(name: str, address: int | None, count: int) -> list[int]:
+    def sizes(name: str, address: Address, count: int) -> list[int]:
         _check_length(name, address, count, MOST_AXES)
         return pointers.load(ctypes.c_int64, address, count)
 
@@ -96,7 +101,7 @@ def aclCreateTensor(
 
 
 def _tensor_at(
-    data: int | None,
+    data: Address,
     offset: int,
     dims: Sequence[int],
     data_type: int,
@@ -109,17 +114,17 @@ def _tensor_at(
         what = f"{data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}"
         ERRORS.note_device(f"tensorData: {what}; allowed: such a multiple")
     memory, start = _storage(data_type, data, offset)
-    described = (dims, data_type, steps, start, format, storage)
-    tensor = aclnn.aclCreateTensor(*described, memory)
+    view = (dims, data_type, steps, start, format, storage)
+    tensor = aclnn.aclCreateTensor(*view, memory)
     if tensor.problem is None and memory.owner is FOREIGN:
-        memory = checked(memory, *tensor.region.bounds(), False)
+        memory = with_problem(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
-            tensor = aclnn.aclCreateTensor(*described, memory)
-    tensor.given_offset = offset
+            tensor = aclnn.aclCreateTensor(*view, memory)
+    tensor.data_offset = offset
     return tensor
 
 
-def _device_memory(address: int | None) -> Memory | None:
+def _device_memory(address: Address) -> Memory | None:
     """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
     if memory is None or SETTINGS.host_memory:
@@ -136,7 +141,7 @@ _ALIGNMENT = 32
 _UNSET = Allocation()
 
 
-def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int]:
+def _storage(data_type: int, data: Address, offset: int) -> tuple[Memory, int]:
     """The memory that a view may reach, and the view's offset in it.
 
     A view may reach the whole block, including its bytes before ``data``.
@@ -153,81 +158,71 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
     return memory._replace(address=address, nbytes=block.end - address), offset + before
 
 
-def aclCreateScalar(value: int | None, data_type: int) -> int:
+def aclCreateScalar(value: Address, data_type: int) -> int:
     if value is None:
-        _null("value")
+        refuse_null("value")
     if data_type not in NUMPY:
         refuse("dataType", f"{data_type}; allowed: an aclDataType of numbers")
     kind = aclDataType(data_type)
     size = NUMPY[kind].itemsize
-    problem = pointers.problem(value, value + size, False)
-    if problem is not None:
-        refuse("value", problem)
-    number = np.frombuffer(ctypes.string_at(value, size), NUMPY[kind])[0]
-    return HANDLES.add(aclScalar(number, kind))
+    content = ctypes.string_at(need_memory("value", value, size), size)
+    return HANDLES.add(aclScalar(np.frombuffer(content, NUMPY[kind])[0], kind))
 
 
-def _create(kind: type[Any], values: int | None, count: int) -> int:
+def _create(kind: type[Any], values: Address, count: int) -> int:
     """aclCreateXxx for arrays and lists."""
     _check_length("value", values, count, MOST_VALUES)
-    found = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
+    entries = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
     if kind is aclnn.aclBoolArray:
-        found = [*map(bool, found)]
-    for index, each in enumerate(found if kind in _LISTS else ()):
+        entries = [*map(bool, entries)]
+    for index, each in enumerate(entries if kind in _LISTS else ()):
         if each is not None:  # null is allowed, and stands for an absent tensor
-            _found(f"value[{index}]", _LISTS[kind], each)
-    return HANDLES.add(kind(found))
+            _object(f"value[{index}]", _LISTS[kind], each)
+    return HANDLES.add(kind(entries))
 
 
-def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
+def _destroy(kind: type[Any], name: str, handle: Address) -> None:
     """aclDestroyXxx, which for a list destroys its elements too; a null has no effect."""
     if handle is None:
         return
-    found = _end(name, kind, handle)
-    for index, each in enumerate(found if kind in _LISTS else ()):
+    value = _end(name, kind, handle)
+    for index, each in enumerate(value if kind in _LISTS else ()):
         if each is not None:
             _end(f"{name}[{index}]", _LISTS[kind], each)
 
 
-def _measure(kind: type[Any], name: str, handle: int | None) -> int:
+def _measure(kind: type[Any], name: str, handle: Address) -> int:
     """aclGetXxxSize: the number of elements."""
-    return len(_found(name, kind, handle))
+    return len(_object(name, kind, handle))
 
 
-def _found(
-    name: str,
-    kind: type[Any],
-    handle: int | None,
-    null: Status = Status.ACLNN_ERR_PARAM_NULLPTR,
-) -> Any:
+def _object(name: str, kind: type[Any], handle: Address, null: Status | None = None) -> Any:
     """The object behind a handle; the call fails if the handle is null or invalid."""
-    if handle is None:
-        _null(name, null)
-    return HANDLES.need(name, kind, handle, f"an {kind.__name__}")
+    return HANDLES.need(name, kind, handle, f"an {kind.__name__}", null)
 
 
-def _end(name: str, kind: type[Any], handle: int) -> Any:
-    """End a handle and return its object; the call fails if the handle is invalid."""
-    value = HANDLES.take(name, kind, handle, f"an {kind.__name__}")
+def _end(name: str, kind: type[Any], handle: Address, null: Status | None = None) -> Any:
+    """Do the same, and end the handle."""
+    value = HANDLES.take(name, kind, handle, f"an {kind.__name__}", null)
     if kind is aclnn.aclTensor:  # an executor may still refer to the tensor
         value.is_destroyed = True
     return value
 
 
 #: The aclGetXxx functions of tensors, and the aclTensor's attributes.
-_SAID = {
+_ATTRIBUTES = {
     "aclGetViewShape": "dims",
     "aclGetViewStrides": "strides",
     "aclGetStorageShape": "storage_dims",
-    "aclGetViewOffset": "given_offset",
+    "aclGetViewOffset": "data_offset",
     "aclGetDataType": "data_type",
     "aclGetFormat": "format",
 }
 
 
-def _get(attribute: str, tensor: int | None) -> Any:
+def _get(attribute: str, tensor: Address) -> Any:
     """aclGetXxx of a tensor; if the result is an array, the caller has to free it."""
-    value = getattr(_found("tensor", aclnn.aclTensor, tensor), attribute)
+    value = getattr(_object("tensor", aclnn.aclTensor, tensor), attribute)
     if not isinstance(value, tuple):
         return value
     copy = _malloc(max(1, 8 * len(value)))
@@ -240,7 +235,7 @@ def _get(attribute: str, tensor: int | None) -> Any:
 # The library
 
 
-def aclnnInit(config_path: int | None) -> None:
+def aclnnInit(config_path: Address) -> None:
     """Initialise the library; a program that has called aclInit may omit this call."""
     if acl.STATE.by_aclnn:
         refuse("configPath", "a second call; allowed: one")
@@ -256,25 +251,23 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-_executor = partial(_found, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
+def aclSetAclOpExecutorRepeatable(executor: Address) -> None:
+    _object(*_EXECUTOR, executor, Status.ACLNN_ERR_INNER_NULLPTR).repeatable = True
 
 
-def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
-    _executor(executor).repeatable = True
+def aclDestroyAclOpExecutor(executor: Address) -> None:
+    _end(*_EXECUTOR, executor, Status.ACLNN_ERR_INNER_NULLPTR)
 
 
-def aclDestroyAclOpExecutor(executor: int | None) -> None:
-    _executor(executor)
-    assert executor is not None
-    _end("executor", aclnn.aclOpExecutor, executor)
+_EXECUTOR = "executor", aclnn.aclOpExecutor
 
 
 def _set_address(
     counts: Callable[[Parameter], bool],
-    executor: int | None,
+    executor: Address,
     index: int,
-    tensor: int | None,
-    address: int | None,
+    tensor: Address,
+    address: Address,
 ) -> None:
     """Give one tensor of a repeatable executor new memory.
 
@@ -285,30 +278,27 @@ def _set_address(
         index: the index of the tensor among the counted parameters, including null ones.
         address: the address of the new memory.
     """
-    found = _executor(executor)
-    value = _found("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
+    repeated = _object(*_EXECUTOR, executor, Status.ACLNN_ERR_INNER_NULLPTR)
+    value = _object("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
     assert tensor is not None
-    if not found.repeatable:
-        message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
-        refuse("executor", message)
-    slots = [row.name for row in CONTRACTS[found.name].parameters if counts(row)]
+    if not repeated.repeatable:
+        refuse("executor", "used once; allowed: after aclSetAclOpExecutorRepeatable")
+    slots = [row.name for row in CONTRACTS[repeated.name].parameters if counts(row)]
     if index >= len(slots):
         refuse("index", f"{index}; allowed: 0 to {len(slots) - 1}")
     name = slots[index]
-    given = found.tensors[name]
-    if given is None:
+    old = repeated.tensors[name]
+    if old is None:
         refuse("index", f"{index}, {name}, null in phase 1; allowed: a tensor's")
-    if (value.dims, value.strides, value.dtype_name) != (
-        given.dims, given.strides, given.dtype_name,
-    ):  # fmt: skip
-        refuse("tensor", f"{value!r}; allowed: {name}, {given!r}")
+    if (value.dims, value.strides, value.dtype_name) != (old.dims, old.strides, old.dtype_name):
+        refuse("tensor", f"{value!r}; allowed: {name}, {old!r}")
     moved = _tensor_at(
-        address, value.given_offset, value.dims, value.data_type, value.strides, value.format,
+        address, value.data_offset, value.dims, value.data_type, value.strides, value.format,
         value.storage_dims,
     )  # fmt: skip
     if moved.problem is not None:
         refuse("addr", moved.problem)
-    found.tensors = {**found.tensors, name: moved}
+    repeated.tensors = {**repeated.tensors, name: moved}
     HANDLES.replace(tensor, moved)
 
 
@@ -325,12 +315,12 @@ _SETTERS: dict[str, Callable[[Parameter], bool]] = {
 
 def _argument(handle: int) -> Any:
     """The object behind a handle for phase 1; Unusable if it is a tensor without its memory."""
-    found = HANDLES.find(handle)
-    if type(found) is aclnn.aclTensor:
-        freed_by = found.memory.owner.freed_by
+    value = HANDLES.find(handle)
+    if type(value) is aclnn.aclTensor:
+        freed_by = value.memory.owner.freed_by
         if freed_by is not None:
             return Unusable(f"a tensor whose memory {freed_by} has freed")
-    return found
+    return value
 
 
 def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
@@ -339,10 +329,10 @@ def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
     names = [row.name for row in translation.contract.rows]
     handles = [kind.endswith("*") for kind, _ in function.parameters[:-2]]
 
-    def call(*given: Any) -> tuple[int, int]:
+    def call(*values: Any) -> tuple[int, int]:
         arguments = [
             _argument(value) if is_handle and value is not None else value
-            for is_handle, value in zip(handles, given)  # noqa: B905 - time
+            for is_handle, value in zip(handles, values)  # noqa: B905 - time
         ]
         device = product(Status.ACLNN_ERR_PARAM_INVALID)
         size, executor = phase_1(translation, dict(zip(names, arguments)), device)  # noqa: B905
@@ -355,7 +345,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
     """The C form of a phase 2, which ends the handle of the executor that it uses up."""
     translation = BY_NAME[function.name]
 
-    def call(workspace: int | None, size: int, executor: int | None, stream: int | None) -> None:
+    def call(workspace: Address, size: int, executor: Address, stream: Address) -> None:
         value = HANDLES.find(executor)
         where = acl.RUNTIME.default if stream is None else HANDLES.find_a(Stream, stream)
         scratch = _workspace(workspace, size)
@@ -393,8 +383,9 @@ def _uses(
     executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any], scratch: Memory | None
 ) -> Iterator[Use]:
     yield from executor.prepared.uses(tensors)
-    if scratch is not None and executor.workspace_size:
-        yield span("workspace", "writes", scratch.address, executor.workspace_size)
+    size = executor.prepared.workspace_size
+    if scratch is not None and size:
+        yield span("workspace", "writes", scratch.address, size)
 
 
 def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
@@ -407,17 +398,15 @@ def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> 
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
             refuse(name, "no memory; allowed: a tensor with data")
         if tensor.memory.owner is FOREIGN:
-            memory = checked(tensor.memory, *use.region.bounds(), use.writes)
-            if memory.problem is not None:
-                refuse(name, memory.problem)
+            need_access(use)
 
 
-def _workspace(address: int | None, size: int) -> Memory | None:
+def _workspace(address: Address, size: int) -> Memory | None:
     memory = _device_memory(address)
     if memory is None or memory.problem is not None or memory.owner is not FOREIGN:
         return memory
     memory = memory._replace(nbytes=min(size, UNKNOWN_SIZE))
-    return checked(memory, memory.address, memory.address + memory.nbytes, True)
+    return with_problem(memory, memory.address, memory.address + memory.nbytes, True)
 
 
 def _calls() -> dict[str, Callable[..., Any]]:
@@ -426,7 +415,7 @@ def _calls() -> dict[str, Callable[..., Any]]:
     for function in functions_of("opapi"):
         make = _phase_2 if function.is_phase_2 else _phase_1
         calls[function.name] = make(function)
-    calls.update({name: partial(_get, attribute) for name, attribute in _SAID.items()})
+    calls.update({name: partial(_get, attribute) for name, attribute in _ATTRIBUTES.items()})
     calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})
     exported = {each.name: each for each in functions_of("nnopbase")}
     for kind in (aclnn.aclTensor, aclScalar, *_ARRAYS, *_LISTS):

@@ -21,10 +21,10 @@ POISONED = 64 << 20
 POISON = 0xFF
 
 #: The limits on freed blocks whose addresses are not reused, so that a use after free is detected:
-#: their number, and their total bytes. The last freed block is always kept. The pages of kept
-#: blocks go back to the system.
-_KEPT_BLOCKS, _KEPT_BYTES = 1024, 4 << 30
-_GIVEN_BACK_FROM = 64 << 10
+#: their number, and their total bytes. The last freed block always counts as freed. The pages of
+#: freed blocks from a certain size on go back to the system.
+_MOST_FREED, _MOST_FREED_BYTES = 1024, 4 << 30
+_RETURNED_FROM = 64 << 10
 
 #: The function that frees the memory of a device.
 RESET = "aclrtResetDevice"
@@ -37,11 +37,9 @@ class Block(Allocation):
     """Memory from one allocation.
 
     Attributes:
-        address, size: the block's address, and its size in bytes.
         is_device: whether the block stands for a device's memory.
         maker, caller: the name of the function that allocated the block, and the address in the
             program where it was called.
-        freed_by: the name of the function that freed the block, or None.
         context: the device and the context that the block belongs to; 0 for the device's own.
     """
 
@@ -56,11 +54,8 @@ class Block(Allocation):
 
     def place(self, address: int, size: int, is_device: bool) -> None:
         """Set the attributes."""
-        self.address = address
-        self.size = size
-        self.is_device = is_device
-        self.maker = CURRENT.function.name
-        self.caller = ERRORS.caller()
+        self.address, self.size, self.is_device = address, size, is_device
+        self.maker, self.caller = CURRENT.function.name, ERRORS.caller()
         self.freed_by: str | None = None
         self.context = (0, 0)
 
@@ -86,11 +81,7 @@ class Blocks:
         )
 
     def allocate(self, size: int, is_device: bool) -> Block:
-        """Allocate a new block.
-
-        Raises:
-            MemoryError: there is not enough memory.
-        """
+        """Allocate a new block, or raise a MemoryError."""
         try:
             block = Block(size, is_device)
         except MemoryError:
@@ -129,19 +120,19 @@ class Blocks:
     def free(self, block: Block) -> bool:
         """Free a block; False if the program has freed it already, rather than a reset."""
         with self._lock:
-            before = block.freed_by
-            if before not in (None, RESET):
+            freed_by = block.freed_by
+            if freed_by not in (None, RESET):
                 return False
             block.freed_by = CURRENT.function.name
-            if before == RESET:
+            if freed_by == RESET:
                 return True
             self._freed.append(block)
             self._freed_bytes += block.size
             while len(self._freed) > 1 and (
-                len(self._freed) > _KEPT_BLOCKS or self._freed_bytes > _KEPT_BYTES
+                len(self._freed) > _MOST_FREED or self._freed_bytes > _MOST_FREED_BYTES
             ):
                 self._drop_oldest()
-        if block.size >= _GIVEN_BACK_FROM:  # the pages go to the system; the addresses stay in use
+        if block.size >= _RETURNED_FROM:  # the pages go to the system; the addresses stay in use
             pages.advise(block.address, block.end, mmap.MADV_DONTNEED)
         return True
 
@@ -164,9 +155,7 @@ BLOCKS = Blocks()
 def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
     """The memory that a pointer points to, up to its block's end; None for null.
 
-    Args:
-        address: the pointer.
-        nbytes: the size of memory outside all blocks, if it is known.
+    ``nbytes`` is the size of memory outside all blocks, if it is known.
     """
     if address is None:
         return None
@@ -177,7 +166,7 @@ def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
     return Memory(address, block.end - address, block, True, problem)
 
 
-def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
+def with_problem(memory: Memory, first: int, end: int, writing: bool) -> Memory:
     """The same memory, with a problem if it is outside all blocks and cannot be accessed."""
     if memory.owner is not FOREIGN:
         return memory

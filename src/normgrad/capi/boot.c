@@ -346,23 +346,23 @@ static size_t stack_left(void)
 // once to stderr, without stdio, which needs some KiB of stack itself.
 static void refuse_stack(const char *function, size_t left)
 {
-    static int told;
+    static int reported;
     char *text = message();
     int length = snprintf(text, MESSAGE_SIZE,
                           "%s: %zu bytes of the thread's stack are left; allowed: %d or more",
                           function, left, STACK);
-    if (__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
+    if (__atomic_exchange_n(&reported, 1, __ATOMIC_RELAXED))
         return;
     struct iovec line[] = {{(void *)"normgrad: ", 10}, {text, (size_t)length}, {(void *)"\n", 1}};
     if (writev(STDERR_FILENO, line, 3) < 0)
         return; // a failure to print is ignored
 }
 
-void normgrad_capi_absent(const char *function, const char *there, int *told)
+void normgrad_capi_absent(const char *function, const char *there, int *reported)
 {
     char *text = message();
     snprintf(text, MESSAGE_SIZE, "normgrad has no %s; it has: %s", function, there);
-    if (!__atomic_exchange_n(told, 1, __ATOMIC_RELAXED))
+    if (!__atomic_exchange_n(reported, 1, __ATOMIC_RELAXED))
         fprintf(stderr, "%s\n", text);
     const char *report = getenv("NORMGRAD_CAPI_REPORT");
     if (report && !strcmp(report, "error"))

@@ -20,8 +20,8 @@ EXPORTED int normgrad_capi_enter(struct normgrad_library *library, const char *f
 EXPORTED void normgrad_capi_leave(void);
 
 // Store the message on a call of a function that is absent as the thread's last error, and print it
-// if ``told``, which the function keeps, is 0.
-EXPORTED void normgrad_capi_absent(const char *function, const char *there, int *told);
+// if ``reported``, which the function keeps, is 0.
+EXPORTED void normgrad_capi_absent(const char *function, const char *there, int *reported);
 
 // The text of this thread's last error; if it has none, the reason why Python cannot be called.
 EXPORTED const char *normgrad_capi_message(void);

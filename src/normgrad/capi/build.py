@@ -101,11 +101,7 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
 
 
 def flags(out: Path, dialect: Dialect) -> str:
-    """The flags to compile and link a program with, for a shell's command line.
-
-    Raises:
-        BuildError: the folder does not contain the libraries.
-    """
+    """A shell's flags to compile and link a program with; BuildError without the libraries."""
     out = out.resolve()
     for library in dialect.libraries:
         path = out / "lib" / _file_name(library)
@@ -142,7 +138,6 @@ def _pkg_config(dialect: Dialect) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
@@ -164,32 +159,26 @@ def _compile(compiler: list[str], work: Path, library: str, source: str, extra: 
 
 
 def _python_headers() -> list[str]:
-    """The folders of Python's C headers.
-
-    Raises:
-        BuildError: there is no Python.h.
-    """
     paths = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
-    found = [path for path in dict.fromkeys(paths) if path]
-    if not any((Path(path) / "Python.h").exists() for path in found):
+    folders = [path for path in dict.fromkeys(paths) if path]
+    if not any((Path(path) / "Python.h").exists() for path in folders):
         raise BuildError(
-            f"no Python.h in {' or '.join(found)}; install Python's headers, such as with "
+            f"no Python.h in {' or '.join(folders)}; install Python's headers, such as with "
             "`apt install python3-dev`"
         )
-    return found
+    return folders
 
 
 def _libpython() -> Path:
-    """The path of Python's shared library."""
     variables = sysconfig.get_config_vars()
     version = f"{variables['py_version_short']}{variables.get('abiflags', '')}"
     name = str(variables.get("INSTSONAME") or "")
     if ".so" not in name:
         name = f"libpython{version}.so.1.0"
+    lib = str(variables.get("LIBDIR") or "")
     folders = [Path(sys.base_prefix) / "lib"]
-    if variables.get("LIBDIR"):
-        folders.append(Path(str(variables["LIBDIR"])))
-        folders.append(folders[-1] / str(variables.get("MULTIARCH") or ""))
+    if lib:
+        folders += Path(lib), Path(lib) / str(variables.get("MULTIARCH") or "")
     for folder in folders:
         if (folder / name).exists():
             return (folder / name).resolve()

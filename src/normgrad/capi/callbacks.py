@@ -1,4 +1,4 @@
-"""Callbacks: functions of the program that are work of a stream, and the threads told of them."""
+"""Callbacks: functions of the program that are work of a stream, and threads that await them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .streams import STREAMS, Clock, Stream
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-#: The threads that are told of callbacks, by stream.
+#: The threads that subscribe to streams' callbacks.
 _threads: WeakKeyDictionary[Stream, int] = WeakKeyDictionary()
-#: The work up to each callback of which a thread was not told yet.
-_untold: defaultdict[int, deque[Clock]] = defaultdict(deque)
+#: The work up to each callback that a thread has not processed.
+_pending: defaultdict[int, deque[Clock]] = defaultdict(deque)
 _changed = threading.Condition()
 
 
 def subscribe(stream: Stream, thread: int) -> None:
-    """Name the thread that is told of a stream's callbacks."""
+    """Name the thread that processes a stream's callbacks."""
     with _changed:
         if stream in _threads:
             message = f"stream: one of thread {_threads[stream]}; allowed: one of no thread"
@@ -59,7 +59,7 @@ def launch(stream: Stream, function: int | None, data: int | None, kind: int) ->
         refuse("blockType", f"{kind}; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK")
     STREAMS.do(stream, tuple, partial(_call, function, data))
     with _changed:
-        _untold[thread].append(stream.clock)
+        _pending[thread].append(stream.clock)
         _changed.notify_all()
 
 
@@ -70,33 +70,33 @@ def _is_code(address: int) -> bool:
     except OSError:
         return True
     for line in lines:
-        span, allowed = line.split(maxsplit=2)[:2]
+        span, permissions, *_ = line.split()
         low, high = (int(word, 16) for word in span.split("-"))
         if low <= address < high:
-            return "x" in allowed
+            return "x" in permissions
     return False
 
 
 def _call(function: int, data: int | None) -> None:
-    mine = CURRENT.function  # the callback may make calls
+    current = CURRENT.function  # the callback may make calls
     try:
         _CALLBACK(function)(data)
     finally:
-        CURRENT.function = mine
+        CURRENT.function = current
 
 
 def process(timeout: int) -> None:
     """Wait until a callback of this thread's streams has run; at most so many milliseconds."""
     if timeout < -1:
         refuse("timeout", f"{timeout}; allowed: -1 for no limit, or milliseconds")
-    me = threading.get_ident()
+    thread = threading.get_ident()
     with _changed:
-        if me not in _threads.values():
+        if thread not in _threads.values():
             message = "a thread of no stream; allowed: after aclrtSubscribeReport"
             fail(message, aclError.ACL_ERROR_THREAD_NOT_SUBSCRIBE)
         limit = None if timeout == -1 else timeout / 1e3
-        if not _changed.wait_for(lambda: _untold[me], limit):
+        if not _changed.wait_for(lambda: _pending[thread], limit):
             message = f"timeout: no callback in {timeout} ms"
             fail(message, aclError.ACL_ERROR_WAIT_CALLBACK_TIMEOUT, is_mistake=False)
-        clock = _untold[me].popleft()
+        clock = _pending[thread].popleft()
     STREAMS.finish(clock)

@@ -12,9 +12,9 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 from ..aclnn import products
-from ..dialects import DialectError
+from ..dialects import DialectError, Use
+from . import pointers
 from .declarations import functions_of
-from .pointers import c_function, store_all, wrong
 from .signatures import Function
 
 #: The environment variables, which aclInit and a library's first call read.
@@ -27,7 +27,7 @@ _VARIABLES = (
     products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE,
 )  # fmt: skip
 
-_getenv = c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
+_getenv = pointers.c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
 
 #: The maximum number of devices.
 _MOST_DEVICES = 64
@@ -68,19 +68,15 @@ def read_settings() -> None:
 
 def _devices() -> int | None:
     """The number of devices that the environment asks for; None if it is not allowed."""
-    text = os.environ.get(DEVICES_VARIABLE, "") or "1"
-    is_number = text.isascii() and text.isdigit() and len(text) < 4
-    return int(text) if is_number and 1 <= int(text) <= _MOST_DEVICES else None
+    text = os.environ.get(DEVICES_VARIABLE) or "1"
+    return int(text) if text in map(str, range(1, _MOST_DEVICES + 1)) else None
 
 
 read_settings()
 
 
 def read_again() -> None:
-    """Copy the C environment's variables to os.environ, and read the settings.
-
-    The program may have set the variables since it started.
-    """
+    """Read the settings from the C environment, which the program may have changed."""
     for name in _VARIABLES:
         value = _getenv(name.encode())
         if value is None:
@@ -90,18 +86,14 @@ def read_again() -> None:
     read_settings()
 
 
-def check_variables() -> None:
-    """Check the values of the environment variables for streams and devices.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
+def check_variables(status: IntEnum | None = None) -> None:
+    """Fail this thread's call if a variable for streams or devices has a wrong value."""
     if _devices() is None:
         text = os.environ[DEVICES_VARIABLE]
-        raise ValueError(f"{DEVICES_VARIABLE}: {text!r}; allowed: 1 to {_MOST_DEVICES}")
+        fail(f"{DEVICES_VARIABLE}: {text!r}; allowed: 1 to {_MOST_DEVICES}", status)
     value = os.environ.get(STREAMS_VARIABLE, "")
     if value not in ("", "checked"):
-        raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
+        fail(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none", status)
 
 
 class OfThread(ctypes.Structure):
@@ -124,17 +116,12 @@ class OfThread(ctypes.Structure):
 
 
 class _Current(threading.local):
-    """Python's own state of a thread.
-
-    Attributes:
-        function: the exported function that the thread is executing.
-        kept: the thread's state between calls that do not come through C.
-    """
+    """A thread's current function, and its state between calls that do not come through C."""
 
     function: Function
 
     def __init__(self) -> None:
-        self.kept = OfThread()
+        self.state = OfThread()
 
 
 CURRENT = _Current()
@@ -143,7 +130,7 @@ CURRENT = _Current()
 def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -> NoReturn:
     """Fail this thread's call; the default status is the dialect's for wrong arguments."""
     function = CURRENT.function
-    error = DialectError(status or function.refusal, function.name, message)
+    error = DialectError(status or function.statuses.refusal, function.name, message)
     error.is_mistake = is_mistake
     raise error
 
@@ -151,6 +138,28 @@ def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
     """Fail this thread's call because of the parameter with this name."""
     fail(f"{name}: {message}", status)
+
+
+def refuse_null(name: str, allowed: str = "a pointer", status: IntEnum | None = None) -> NoReturn:
+    """Fail this thread's call because the parameter with this name is null."""
+    refuse(name, f"null; allowed: {allowed}", status or CURRENT.function.statuses.null)
+
+
+def need_memory(name: str, address: pointers.Address, size: int, writing: bool = False) -> int:
+    """The address; this thread's call fails if it is null, or bytes there cannot be accessed."""
+    if address is None:
+        refuse_null(name)
+    problem = pointers.problem(address, address + size, writing)
+    if problem is not None:
+        refuse(name, problem)
+    return address
+
+
+def need_access(use: Use) -> None:
+    """Fail this thread's call if the bytes of a use of memory cannot be accessed."""
+    problem = pointers.problem(*use.region.bounds(), use.writes)
+    if problem is not None:
+        refuse(use.name, problem)
 
 
 def product(status: IntEnum) -> products.Device:
@@ -171,18 +180,14 @@ class Errors:
         self._lines: dict[str, tuple[str, int]] = {}
 
     def use(self, message: int, size: int, thread: int) -> None:
-        """Store the addresses of two C functions.
-
-        They return a thread's buffer of ``size`` bytes for a text, and a thread's
-        :class:`OfThread`.
-        """
+        """Use two C functions, of a thread's buffer of ``size`` bytes and of its OfThread."""
         self._size = size
         self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
         self._thread = ctypes.CFUNCTYPE(ctypes.c_void_p)(thread)
 
     def thread(self) -> OfThread:
         """This thread's state between calls."""
-        return OfThread.from_address(self._thread()) if self._thread else CURRENT.kept
+        return OfThread.from_address(self._thread()) if self._thread else CURRENT.state
 
     def caller(self) -> int:
         """The address that this thread's call returns to; 0 if no report is wanted."""
@@ -201,13 +206,9 @@ class Errors:
         self.note(f"device: {CURRENT.function.name}: {message} on devices")
 
     def note(self, line: str, key: str | None = None) -> None:
-        """Note a line for the report, if a report is wanted.
+        """Note a line, which begins with "error", "race" or "device", if a report is wanted.
 
-        The first line with each key is also printed at once.
-
-        Args:
-            line: the line, which begins with "error", "race" or "device".
-            key: lines with the same key count as one; None for the line itself.
+        Lines with the same key, by default the line itself, count as one, which is also printed.
         """
         if not SETTINGS.report:
             return
@@ -249,36 +250,40 @@ def export(
 
     Args:
         module: the module's globals, which contain the implementations that ``calls`` lacks.
-        library: the library's name, such as "opapi".
+        library: the library's name.
         calls: implementations of functions, by name. They return the result in C, or they take no
             pointers to results, and return what is stored there: a tuple if there are several.
-        checks: checks that run before functions, by function's name.
+        checks: checks that run before functions, by name.
     """
     for function in functions_of(library):
         name = function.name
         check = (checks or {}).get(name)
-        module[name] = _exported(function, calls.get(name) or module[name], check)
+        module[name] = _c_form(function, calls.get(name) or module[name], check)
 
 
-def _exported(
+#: How many of a function's pointers to results may be null, if not 0.
+_MOST_NULLS = {"infinirtGetDevice": 1}
+
+
+def _c_form(
     function: Function, python: Callable[..., Any], check: Callable[[], None] | None
 ) -> Callable[..., Any]:
     """A function in the form that C calls.
 
     It checks its pointers before it does anything, and stores results through them.
     """
-    pointers = function.pointers
-    results = [each for each in pointers if each.is_result]
+    value_pointers = function.pointers
+    results = [pointer for pointer in value_pointers if pointer.is_result]
     first = results[0].index if results else 0
     end = first + len(results)  # the pointers to results are next to each other
     is_one = len(results) == 1
-    most_nulls = function.most_nulls
+    most_nulls = _MOST_NULLS.get(function.name, 0)
 
     def call(*arguments: Any) -> Any:
         CURRENT.function = function
-        found = wrong(pointers, arguments) if pointers else None
-        if found is not None:
-            refuse(*found)
+        mistake = pointers.wrong(value_pointers, arguments) if value_pointers else None
+        if mistake is not None:
+            refuse(*mistake)
         if check is not None:
             check()
         if not results:
@@ -286,16 +291,15 @@ def _exported(
         addresses = arguments[first:end]
         # If the first argument is a null handle, ``python`` refuses that.
         if addresses.count(None) > most_nulls and (first == 0 or arguments[0] is not None):
-            name = results[addresses.index(None)].name
-            refuse(name, "null; allowed: a pointer to write to", function.null_refusal)
-        values = python(*arguments[:first], *arguments[end:])
+            refuse_null(results[addresses.index(None)].name, "a pointer to write to")
+        outputs = python(*arguments[:first], *arguments[end:])
         if is_one:
-            values = (values,)
-        for result, address, value in zip(results, addresses, values):  # noqa: B905 - time
+            outputs = (outputs,)
+        for result, address, output in zip(results, addresses, outputs):  # noqa: B905 - time
             if result.count > 1:
-                store_all(result.kind, address, value)
+                pointers.store_all(result.kind, address, output)
             elif address is not None:
-                result.kind.from_address(address).value = value
+                result.kind.from_address(address).value = output
         return None
 
     return call

@@ -1,284 +1,207 @@
-"""Enumerations of the runtimes' C interfaces that the dialects in Python do not need."""
+"""Enumerations of the runtimes' C interfaces that the dialects in Python do not need.
+
+A table has the members' names without their common beginning. A name has the number that stands
+before it, otherwise the number after that of the name before; the first one is 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import IntEnum, IntFlag
+from typing import Any
 
 
-class aclError(IntEnum):
-    """The statuses that the functions of libascendcl return."""
-
-    ACL_SUCCESS = 0
-    ACL_ERROR_INVALID_PARAM = 100000
-    ACL_ERROR_UNINITIALIZE = 100001
-    ACL_ERROR_REPEAT_INITIALIZE = 100002
-    ACL_ERROR_REPEAT_SUBSCRIBE = 100033
-    ACL_ERROR_STREAM_NOT_SUBSCRIBE = 100034
-    ACL_ERROR_THREAD_NOT_SUBSCRIBE = 100035
-    ACL_ERROR_WAIT_CALLBACK_TIMEOUT = 100036
-    ACL_ERROR_REPEAT_FINALIZE = 100037
-    ACL_ERROR_RT_PARAM_INVALID = 107000
-    ACL_ERROR_RT_CONTEXT_NULL = 107002
-    ACL_ERROR_RT_MEMORY_ALLOCATION = 207001
-    ACL_ERROR_INTERNAL_ERROR = 500000
-
-
-#: The other statuses in CANN's documents, by the prefix of their names: names after a number have
-#: that number and the following ones.
-OTHER_STATUSES = {
-    "ACLNN_ERR_INNER_": """
-561001 INFERSHAPE_ERROR TILING_ERROR
-561101 CREATE_EXECUTOR NOT_TRANS_EXECUTOR
-561104 WRONG_ATTR_INFO_SIZE KEY_CONFLICT INVALID_IMPL_MODE OPP_PATH_NOT_FOUND LOAD_JSON_FAILED
-  JSON_VALUE_NOT_FOUND JSON_FORMAT_INVALID JSON_DTYPE_INVALID OPP_KERNEL_PKG_NOT_FOUND
-  OP_FILE_INVALID ATTR_NUM_OUT_OF_BOUND ATTR_LEN_NOT_ENOUGH
-""",
-    "ACL_ERROR_": """
-0 NONE
-100003 INVALID_FILE WRITE_FILE INVALID_FILE_SIZE PARSE_FILE FILE_MISSING_ATTR FILE_ATTR_INVALID
-  INVALID_DUMP_CONFIG INVALID_PROFILING_CONFIG INVALID_MODEL_ID DESERIALIZE_MODEL PARSE_MODEL
-  READ_MODEL_FAILURE MODEL_SIZE_INVALID MODEL_MISSING_ATTR MODEL_INPUT_NOT_MATCH
-  MODEL_OUTPUT_NOT_MATCH MODEL_NOT_DYNAMIC OP_TYPE_NOT_MATCH OP_INPUT_NOT_MATCH
-  OP_OUTPUT_NOT_MATCH OP_ATTR_NOT_MATCH OP_NOT_FOUND OP_LOAD_FAILED UNSUPPORTED_DATA_TYPE
-  FORMAT_NOT_MATCH BIN_SELECTOR_NOT_REGISTERED KERNEL_NOT_FOUND BIN_SELECTOR_ALREADY_REGISTERED
-  KERNEL_ALREADY_REGISTERED INVALID_QUEUE_ID
-107001 RT_INVALID_DEVICEID
-107003 RT_STREAM_CONTEXT RT_MODEL_CONTEXT RT_STREAM_MODEL RT_EVENT_TIMESTAMP_INVALID
-  RT_EVENT_TIMESTAMP_REVERSAL RT_ADDR_UNALIGNED RT_FILE_OPEN RT_FILE_WRITE RT_STREAM_SUBSCRIBE
-  RT_THREAD_SUBSCRIBE RT_GROUP_NOT_SET RT_GROUP_NOT_CREATE RT_STREAM_NO_CB_REG
-  RT_INVALID_MEMORY_TYPE RT_INVALID_HANDLE RT_INVALID_MALLOC_TYPE RT_WAIT_TIMEOUT
-  RT_TASK_TIMEOUT RT_SYSPARAMOPT_NOT_SET RT_DEVICE_TASK_ABORT RT_STREAM_ABORT
-200000 BAD_ALLOC API_NOT_SUPPORT INVALID_DEVICE MEMORY_ADDRESS_UNALIGNED RESOURCE_NOT_MATCH
-  INVALID_RESOURCE_HANDLE FEATURE_UNSUPPORTED
-207000 RT_FEATURE_NOT_SUPPORT
-207002 RT_MEMORY_FREE RT_AICORE_OVER_FLOW RT_NO_DEVICE RT_RESOURCE_ALLOC_FAIL RT_NO_PERMISSION
-  RT_NO_EVENT_RESOURCE RT_NO_STREAM_RESOURCE RT_NO_NOTIFY_RESOURCE RT_NO_MODEL_RESOURCE
-  RT_NO_CDQ_RESOURCE RT_OVER_LIMIT RT_QUEUE_EMPTY RT_QUEUE_FULL RT_REPEATED_INIT
-  RT_AIVEC_OVER_FLOW RT_OVER_FLOW RT_DEVICE_OOM
-300000 STORAGE_OVER_LIMIT
-500001 FAILURE GE_FAILURE RT_FAILURE DRV_FAILURE PROFILING_FAILURE
-507000 RT_INTERNAL_ERROR RT_TS_ERROR RT_STREAM_TASK_FULL RT_STREAM_TASK_EMPTY
-  RT_STREAM_NOT_COMPLETE RT_END_OF_SEQUENCE RT_EVENT_NOT_COMPLETE
-507014 RT_AICORE_TIMEOUT RT_AICORE_EXCEPTION
-507046 RT_STREAM_SYNC_TIMEOUT RT_EVENT_SYNC_TIMEOUT
-507899 RT_DRV_INTERNAL_ERROR RT_AICPU_INTERNAL_ERROR
-""",
-}
-
-
-class aclrtEventRecordedStatus(IntEnum):
-    """Whether the work before an event is done."""
-
-    ACL_EVENT_RECORDED_STATUS_NOT_READY = 0
-    ACL_EVENT_RECORDED_STATUS_COMPLETE = 1
-
-
-class aclrtEventStatus(IntEnum):
-    """Whether an event is over."""
-
-    ACL_EVENT_STATUS_COMPLETE = 0
-    ACL_EVENT_STATUS_NOT_READY = 1
-    ACL_EVENT_STATUS_RESERVED = 2
-
-
-class aclrtEventWaitStatus(IntEnum):
-    """Whether the work that waits for an event can go on."""
-
-    ACL_EVENT_WAIT_STATUS_COMPLETE = 0
-    ACL_EVENT_WAIT_STATUS_NOT_READY = 1
-    ACL_EVENT_WAIT_STATUS_RESERVED = 0xFFFF
-
-
-class aclrtStreamStatus(IntEnum):
-    """Whether a stream's work is done."""
-
-    ACL_STREAM_STATUS_COMPLETE = 0
-    ACL_STREAM_STATUS_NOT_READY = 1
-    ACL_STREAM_STATUS_RESERVED = 0xFFFF
-
-
-class EventFlag(IntFlag):
-    """The possible uses of an event."""
-
-    ACL_EVENT_SYNC = 0x01
-    ACL_EVENT_CAPTURE_STREAM_PROGRESS = 0x02
-    ACL_EVENT_TIME_LINE = 0x08
-    ACL_EVENT_DEVICE_USE_ONLY = 0x10
-    ACL_EVENT_EXTERNAL = 0x20
-
-
-class StreamFlag(IntFlag):
-    """The kinds of streams, which make no difference here."""
-
-    ACL_STREAM_FAST_LAUNCH = 0x01
-    ACL_STREAM_FAST_SYNC = 0x02
-    ACL_STREAM_PERSISTENT = 0x04
-    ACL_STREAM_HUGE = 0x08
-    ACL_STREAM_CPU_SCHEDULE = 0x10
-    ACL_STREAM_DEVICE_USE_ONLY = 0x20
-
-
-class aclrtRunMode(IntEnum):
-    """The place where the host program runs."""
-
-    ACL_DEVICE = 0
-    ACL_HOST = 1
-
-
-class aclrtMemcpyKind(IntEnum):
-    """The sides, host or device, of a copy's source and destination."""
-
-    ACL_MEMCPY_HOST_TO_HOST = 0
-    ACL_MEMCPY_HOST_TO_DEVICE = 1
-    ACL_MEMCPY_DEVICE_TO_HOST = 2
-    ACL_MEMCPY_DEVICE_TO_DEVICE = 3
-    ACL_MEMCPY_DEFAULT = 4
-    ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE = 5
-    ACL_MEMCPY_INNER_DEVICE_TO_DEVICE = 6
-    ACL_MEMCPY_INTER_DEVICE_TO_DEVICE = 7
-
-
-class aclrtMemMallocPolicy(IntEnum):
-    """The kinds of pages and places for memory, which make no difference here."""
-
-    ACL_MEM_MALLOC_HUGE_FIRST = 0
-    ACL_MEM_MALLOC_HUGE_ONLY = 1
-    ACL_MEM_MALLOC_NORMAL_ONLY = 2
-    ACL_MEM_MALLOC_HUGE_FIRST_P2P = 3
-    ACL_MEM_MALLOC_HUGE_ONLY_P2P = 4
-    ACL_MEM_MALLOC_NORMAL_ONLY_P2P = 5
-    ACL_MEM_MALLOC_HUGE1G_ONLY = 6
-    ACL_MEM_MALLOC_HUGE1G_ONLY_P2P = 7
-    ACL_MEM_TYPE_LOW_BAND_WIDTH = 0x0100
-    ACL_MEM_TYPE_HIGH_BAND_WIDTH = 0x1000
-    ACL_MEM_ACCESS_USER_SPACE_READONLY = 0x100000
-
-
-class aclrtMemGranularityOptions(IntEnum):
-    """Which granularity of physical memory a program asks for; there is one here."""
-
-    ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM = 0
-    ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1
-    ACL_RT_MEM_ALLOC_GRANULARITY_UNDEF = 0xFFFF
-
-
-class aclrtMemAttr(IntEnum):
-    """The kinds of device memory, which are all the machine's memory here."""
-
-    ACL_DDR_MEM = 0
-    ACL_HBM_MEM = 1
-    ACL_DDR_MEM_HUGE = 2
-    ACL_DDR_MEM_NORMAL = 3
-    ACL_HBM_MEM_HUGE = 4
-    ACL_HBM_MEM_NORMAL = 5
-    ACL_DDR_MEM_P2P_HUGE = 6
-    ACL_DDR_MEM_P2P_NORMAL = 7
-    ACL_HBM_MEM_P2P_HUGE = 8
-    ACL_HBM_MEM_P2P_NORMAL = 9
-    ACL_HBM_MEM_HUGE1G = 10
-    ACL_HBM_MEM_P2P_HUGE1G = 11
-
-
-class aclSysParamOpt(IntEnum):
-    """The options of a context."""
-
-    ACL_OPT_DETERMINISTIC = 0
-    ACL_OPT_ENABLE_DEBUG_KERNEL = 1
-    ACL_OPT_STRONG_CONSISTENCY = 2
-
-
-class HcclResult(IntEnum):
-    """The statuses of HCCL's functions."""
-
-    HCCL_SUCCESS = 0
-    HCCL_E_PARA = 1
-    HCCL_E_PTR = 2
-    HCCL_E_MEMORY = 3
-    HCCL_E_INTERNAL = 4
-    HCCL_E_NOT_SUPPORT = 5
-    HCCL_E_NOT_FOUND = 6
-    HCCL_E_UNAVAIL = 7
-    HCCL_E_SYSCALL = 8
-    HCCL_E_TIMEOUT = 9
-    HCCL_E_OPEN_FILE_FAILURE = 10
-    HCCL_E_TCP_CONNECT = 11
-    HCCL_E_ROCE_CONNECT = 12
-    HCCL_E_TCP_TRANSFER = 13
-    HCCL_E_ROCE_TRANSFER = 14
-    HCCL_E_RUNTIME = 15
-    HCCL_E_DRV = 16
-    HCCL_E_PROFILING = 17
-    HCCL_E_CCE = 18
-    HCCL_E_NETWORK = 19
-    HCCL_E_AGAIN = 20
-    HCCL_E_REMOTE = 21
-    HCCL_E_SUSPENDING = 22
-
-
-class HcclReduceOp(IntEnum):
-    """The operations of reductions."""
-
-    HCCL_REDUCE_SUM = 0
-    HCCL_REDUCE_PROD = 1
-    HCCL_REDUCE_MAX = 2
-    HCCL_REDUCE_MIN = 3
-    HCCL_REDUCE_RESERVED = 255
-
-
-class HcclDataType(IntEnum):
-    """The element types of collectives."""
-
-    HCCL_DATA_TYPE_INT8 = 0
-    HCCL_DATA_TYPE_INT16 = 1
-    HCCL_DATA_TYPE_INT32 = 2
-    HCCL_DATA_TYPE_FP16 = 3
-    HCCL_DATA_TYPE_FP32 = 4
-    HCCL_DATA_TYPE_INT64 = 5
-    HCCL_DATA_TYPE_UINT64 = 6
-    HCCL_DATA_TYPE_UINT8 = 7
-    HCCL_DATA_TYPE_UINT16 = 8
-    HCCL_DATA_TYPE_UINT32 = 9
-    HCCL_DATA_TYPE_FP64 = 10
-    HCCL_DATA_TYPE_BFP16 = 11
-    HCCL_DATA_TYPE_RESERVED = 255
-
-
-class infinirtEventStatus_t(IntEnum):
-    """Whether the work before an event is done."""
-
-    INFINIRT_EVENT_COMPLETE = 0
-    INFINIRT_EVENT_NOT_READY = 1
-
-
-class infinirtEventFlags_t(IntFlag):
-    """The possible uses of an event."""
-
-    INFINIRT_EVENT_DISABLE_TIMING = 0x1
-    INFINIRT_EVENT_BLOCKING_SYNC = 0x2
-
-
-class infinirtMemcpyKind_t(IntEnum):
-    """The sides, host or device, of a copy's source and destination."""
-
-    INFINIRT_MEMCPY_H2H = 0
-    INFINIRT_MEMCPY_H2D = 1
-    INFINIRT_MEMCPY_D2H = 2
-    INFINIRT_MEMCPY_D2D = 3
-
-
-def defines(values: type[IntEnum] | type[IntFlag]) -> str:
-    """The members as macros in C."""
-    suffix = "u" if issubclass(values, IntFlag) else ""
-    return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
-
-
-def other_statuses(prefix: str) -> str:
-    """The statuses with a prefix that no function returns, as macros in C."""
-    lines, number = [], 0
-    for word in OTHER_STATUSES[prefix].split():
-        if word.isdigit():
-            number = int(word)
+def _members(prefix: str, table: str) -> dict[str, int]:
+    members, number = {}, 0
+    for word in table.split():
+        if word[0].isdigit():
+            number = int(word, 0)
         else:
-            lines.append(f"#define {prefix}{word} {number}")
+            members[prefix + word] = number
             number += 1
-    return "\n".join(lines)
+    return members
+
+
+def _enum(name: str, prefix: str, table: str, kind: Any = IntEnum) -> Any:
+    return kind(name, _members(prefix, table))
+
+
+#: The statuses in the documents of CANN's runtime, of which libascendcl returns some.
+aclError = _enum(
+    "aclError",
+    "ACL_ERROR_",
+    """
+    0 NONE
+    100000 INVALID_PARAM UNINITIALIZE REPEAT_INITIALIZE INVALID_FILE WRITE_FILE INVALID_FILE_SIZE
+      PARSE_FILE FILE_MISSING_ATTR FILE_ATTR_INVALID INVALID_DUMP_CONFIG INVALID_PROFILING_CONFIG
+      INVALID_MODEL_ID DESERIALIZE_MODEL PARSE_MODEL READ_MODEL_FAILURE MODEL_SIZE_INVALID
+      MODEL_MISSING_ATTR MODEL_INPUT_NOT_MATCH MODEL_OUTPUT_NOT_MATCH MODEL_NOT_DYNAMIC
+      OP_TYPE_NOT_MATCH OP_INPUT_NOT_MATCH OP_OUTPUT_NOT_MATCH OP_ATTR_NOT_MATCH OP_NOT_FOUND
+      OP_LOAD_FAILED UNSUPPORTED_DATA_TYPE FORMAT_NOT_MATCH BIN_SELECTOR_NOT_REGISTERED
+      KERNEL_NOT_FOUND BIN_SELECTOR_ALREADY_REGISTERED KERNEL_ALREADY_REGISTERED INVALID_QUEUE_ID
+      REPEAT_SUBSCRIBE STREAM_NOT_SUBSCRIBE THREAD_NOT_SUBSCRIBE WAIT_CALLBACK_TIMEOUT
+      REPEAT_FINALIZE
+    107000 RT_PARAM_INVALID RT_INVALID_DEVICEID RT_CONTEXT_NULL RT_STREAM_CONTEXT RT_MODEL_CONTEXT
+      RT_STREAM_MODEL RT_EVENT_TIMESTAMP_INVALID RT_EVENT_TIMESTAMP_REVERSAL RT_ADDR_UNALIGNED
+      RT_FILE_OPEN RT_FILE_WRITE RT_STREAM_SUBSCRIBE RT_THREAD_SUBSCRIBE RT_GROUP_NOT_SET
+      RT_GROUP_NOT_CREATE RT_STREAM_NO_CB_REG RT_INVALID_MEMORY_TYPE RT_INVALID_HANDLE
+      RT_INVALID_MALLOC_TYPE RT_WAIT_TIMEOUT RT_TASK_TIMEOUT RT_SYSPARAMOPT_NOT_SET
+      RT_DEVICE_TASK_ABORT RT_STREAM_ABORT
+    200000 BAD_ALLOC API_NOT_SUPPORT INVALID_DEVICE MEMORY_ADDRESS_UNALIGNED RESOURCE_NOT_MATCH
+      INVALID_RESOURCE_HANDLE FEATURE_UNSUPPORTED
+    207000 RT_FEATURE_NOT_SUPPORT RT_MEMORY_ALLOCATION RT_MEMORY_FREE RT_AICORE_OVER_FLOW
+      RT_NO_DEVICE RT_RESOURCE_ALLOC_FAIL RT_NO_PERMISSION RT_NO_EVENT_RESOURCE
+      RT_NO_STREAM_RESOURCE RT_NO_NOTIFY_RESOURCE RT_NO_MODEL_RESOURCE RT_NO_CDQ_RESOURCE
+      RT_OVER_LIMIT RT_QUEUE_EMPTY RT_QUEUE_FULL RT_REPEATED_INIT RT_AIVEC_OVER_FLOW RT_OVER_FLOW
+      RT_DEVICE_OOM
+    300000 STORAGE_OVER_LIMIT
+    500000 INTERNAL_ERROR FAILURE GE_FAILURE RT_FAILURE DRV_FAILURE PROFILING_FAILURE
+    507000 RT_INTERNAL_ERROR RT_TS_ERROR RT_STREAM_TASK_FULL RT_STREAM_TASK_EMPTY
+      RT_STREAM_NOT_COMPLETE RT_END_OF_SEQUENCE RT_EVENT_NOT_COMPLETE
+    507014 RT_AICORE_TIMEOUT RT_AICORE_EXCEPTION
+    507046 RT_STREAM_SYNC_TIMEOUT RT_EVENT_SYNC_TIMEOUT
+    507899 RT_DRV_INTERNAL_ERROR RT_AICPU_INTERNAL_ERROR
+    """,
+)
+
+#: Further statuses in the documents of CANN's operators, which no function here returns.
+OTHER_STATUSES = _members(
+    "ACLNN_ERR_INNER_",
+    """
+    561001 INFERSHAPE_ERROR TILING_ERROR
+    561101 CREATE_EXECUTOR NOT_TRANS_EXECUTOR
+    561104 WRONG_ATTR_INFO_SIZE KEY_CONFLICT INVALID_IMPL_MODE OPP_PATH_NOT_FOUND LOAD_JSON_FAILED
+      JSON_VALUE_NOT_FOUND JSON_FORMAT_INVALID JSON_DTYPE_INVALID OPP_KERNEL_PKG_NOT_FOUND
+      OP_FILE_INVALID ATTR_NUM_OUT_OF_BOUND ATTR_LEN_NOT_ENOUGH
+    """,
+)
+
+#: Whether the work before an event is done.
+aclrtEventRecordedStatus = _enum(
+    "aclrtEventRecordedStatus", "ACL_EVENT_RECORDED_STATUS_", "NOT_READY COMPLETE"
+)
+
+#: Whether an event is over.
+aclrtEventStatus = _enum("aclrtEventStatus", "ACL_EVENT_STATUS_", "COMPLETE NOT_READY RESERVED")
+
+#: Whether the work that waits for an event can go on.
+aclrtEventWaitStatus = _enum(
+    "aclrtEventWaitStatus", "ACL_EVENT_WAIT_STATUS_", "COMPLETE NOT_READY 0xFFFF RESERVED"
+)
+
+#: Whether a stream's work is done.
+aclrtStreamStatus = _enum(
+    "aclrtStreamStatus", "ACL_STREAM_STATUS_", "COMPLETE NOT_READY 0xFFFF RESERVED"
+)
+
+#: The possible uses of an event.
+EventFlag = _enum(
+    "EventFlag",
+    "ACL_EVENT_",
+    "1 SYNC CAPTURE_STREAM_PROGRESS 8 TIME_LINE 16 DEVICE_USE_ONLY 32 EXTERNAL",
+    IntFlag,
+)
+
+#: The kinds of streams, which make no difference here.
+StreamFlag = _enum(
+    "StreamFlag",
+    "ACL_STREAM_",
+    "1 FAST_LAUNCH FAST_SYNC 4 PERSISTENT 8 HUGE 16 CPU_SCHEDULE 32 DEVICE_USE_ONLY",
+    IntFlag,
+)
+
+#: The place where the host program runs.
+aclrtRunMode = _enum("aclrtRunMode", "ACL_", "DEVICE HOST")
+
+#: The sides, host or device, of a copy's source and destination.
+aclrtMemcpyKind = _enum(
+    "aclrtMemcpyKind",
+    "ACL_MEMCPY_",
+    """
+    HOST_TO_HOST HOST_TO_DEVICE DEVICE_TO_HOST DEVICE_TO_DEVICE DEFAULT HOST_TO_BUF_TO_DEVICE
+    INNER_DEVICE_TO_DEVICE INTER_DEVICE_TO_DEVICE
+    """,
+)
+
+#: The kinds of pages and places for memory, which make no difference here.
+aclrtMemMallocPolicy = _enum(
+    "aclrtMemMallocPolicy",
+    "ACL_MEM_",
+    """
+    MALLOC_HUGE_FIRST MALLOC_HUGE_ONLY MALLOC_NORMAL_ONLY MALLOC_HUGE_FIRST_P2P MALLOC_HUGE_ONLY_P2P
+    MALLOC_NORMAL_ONLY_P2P MALLOC_HUGE1G_ONLY MALLOC_HUGE1G_ONLY_P2P
+    0x100 TYPE_LOW_BAND_WIDTH 0x1000 TYPE_HIGH_BAND_WIDTH 0x100000 ACCESS_USER_SPACE_READONLY
+    """,
+)
+
+#: Which granularity of physical memory a program asks for; there is one here.
+aclrtMemGranularityOptions = _enum(
+    "aclrtMemGranularityOptions",
+    "ACL_RT_MEM_ALLOC_GRANULARITY_",
+    "MINIMUM RECOMMENDED 0xFFFF UNDEF",
+)
+
+#: The kinds of device memory, which are all the machine's memory here.
+aclrtMemAttr = _enum(
+    "aclrtMemAttr",
+    "ACL_",
+    """
+    DDR_MEM HBM_MEM DDR_MEM_HUGE DDR_MEM_NORMAL HBM_MEM_HUGE HBM_MEM_NORMAL DDR_MEM_P2P_HUGE
+    DDR_MEM_P2P_NORMAL HBM_MEM_P2P_HUGE HBM_MEM_P2P_NORMAL HBM_MEM_HUGE1G HBM_MEM_P2P_HUGE1G
+    """,
+)
+
+#: The options of a context.
+aclSysParamOpt = _enum(
+    "aclSysParamOpt", "ACL_OPT_", "DETERMINISTIC ENABLE_DEBUG_KERNEL STRONG_CONSISTENCY"
+)
+
+#: The statuses of HCCL's functions.
+HcclResult = _enum(
+    "HcclResult",
+    "HCCL_",
+    """
+    SUCCESS E_PARA E_PTR E_MEMORY E_INTERNAL E_NOT_SUPPORT E_NOT_FOUND E_UNAVAIL E_SYSCALL E_TIMEOUT
+    E_OPEN_FILE_FAILURE E_TCP_CONNECT E_ROCE_CONNECT E_TCP_TRANSFER E_ROCE_TRANSFER E_RUNTIME E_DRV
+    E_PROFILING E_CCE E_NETWORK E_AGAIN E_REMOTE E_SUSPENDING
+    """,
+)
+
+#: The operations of reductions.
+HcclReduceOp = _enum("HcclReduceOp", "HCCL_REDUCE_", "SUM PROD MAX MIN 255 RESERVED")
+
+#: The element types of collectives.
+HcclDataType = _enum(
+    "HcclDataType",
+    "HCCL_DATA_TYPE_",
+    "INT8 INT16 INT32 FP16 FP32 INT64 UINT64 UINT8 UINT16 UINT32 FP64 BFP16 255 RESERVED",
+)
+
+#: Whether the work before an event is done.
+infinirtEventStatus_t = _enum("infinirtEventStatus_t", "INFINIRT_EVENT_", "COMPLETE NOT_READY")
+
+#: The possible uses of an event.
+infinirtEventFlags_t = _enum(
+    "infinirtEventFlags_t", "INFINIRT_EVENT_", "1 DISABLE_TIMING BLOCKING_SYNC", IntFlag
+)
+
+#: The sides, host or device, of a copy's source and destination.
+infinirtMemcpyKind_t = _enum("infinirtMemcpyKind_t", "INFINIRT_MEMCPY_", "H2H H2D D2H D2D")
+
+
+def definition(kind: Any) -> str:
+    """An enumeration in C; flags are macros."""
+    if issubclass(kind, IntFlag):
+        return defines(kind.__members__, "u")
+    return typedef(kind.__name__, [f"{name}={value:d}" for name, value in kind.__members__.items()])
+
+
+def typedef(name: str, values: Iterable[str]) -> str:
+    """An enumeration in C, from texts NAME or NAME=VALUE."""
+    lines = ",\n".join(f"    {value.replace('=', ' = ')}" for value in values)
+    return f"typedef enum {name} {{\n{lines}\n}} {name};"
+
+
+def defines(members: Mapping[str, int], suffix: str = "") -> str:
+    """Macros in C; ``suffix`` follows each number."""
+    return "\n".join(f"#define {name} {value:d}{suffix}" for name, value in members.items())

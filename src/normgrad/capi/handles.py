@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from ..unusable import Unusable, described
-from .calls import CURRENT, ERRORS, refuse
+from .calls import CURRENT, ERRORS, refuse, refuse_null
+from .pointers import Address
 from .streams import STREAMS
 
 _T = TypeVar("_T")
@@ -51,35 +53,44 @@ class Handles:
         """Replace the object behind a handle."""
         self._entries[handle] = self._entries[handle]._replace(value=value)
 
-    def find(self, handle: int | None) -> Any:
+    def find(self, handle: Address) -> Any:
         """The object behind a handle; None for null, an :class:`Unusable` for an invalid handle."""
         if handle is None:
             return None
         entry = self._entries.get(handle)
         return self._unknown(handle) if entry is None else entry.value
 
-    def find_a(self, kind: type[_T], handle: int | None) -> _T | Unusable | None:
+    def find_a(self, kind: type[_T], handle: Address) -> _T | Unusable | None:
         """The object behind a handle as in :meth:`find`; Unusable if it is of another kind."""
         value = self.find(handle)
         if value is None or isinstance(value, (kind, Unusable)):
             return value
         return Unusable(described(value))
 
-    def need(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
-        """The object of a kind behind a handle; otherwise this thread's call fails."""
+    def need(
+        self, name: str, kind: type[_T], handle: Address, allowed: str, null: IntEnum | None = None
+    ) -> _T:
+        """The object of a kind behind a handle; otherwise this thread's call fails.
+
+        ``null`` is the status for a null handle, if it is not the usual one.
+        """
         value = self.find_a(kind, handle)
+        if value is None:
+            refuse_null(name, allowed, null)
         if isinstance(value, Unusable):
             refuse(name, f"{value!r}; allowed: {allowed}")
-        assert value is not None
         return value
 
-    def take(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
+    def take(
+        self, name: str, kind: type[_T], handle: Address, allowed: str, null: IntEnum | None = None
+    ) -> _T:
         """Do the same as :meth:`need`, and end the handle, after the queued work that uses it.
 
         Of two threads only one succeeds.
         """
-        value = self.need(name, kind, handle, allowed)
+        value = self.need(name, kind, handle, allowed, null)
         STREAMS.end(name, value)
+        assert handle is not None
         if not self.end(handle):
             refuse(name, f"{self._unknown(handle)!r}; allowed: {allowed}")
         return value

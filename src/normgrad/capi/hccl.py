@@ -20,52 +20,35 @@ import ml_dtypes
 import numpy as np
 
 from ..dialects import span
-from . import acl, pointers
-from .calls import export, fail, refuse
+from . import acl
+from .calls import export, fail, need_memory, refuse
 from .enums import HcclDataType, HcclReduceOp, HcclResult
 from .handles import HANDLES
+from .pointers import Address
 from .streams import STREAMS
 
 _ROOT_INFO_BYTES = 4108
 #: The first bytes of a root info, and the bytes of its token behind them.
 _MAGIC, _TOKEN = b"normgrad", 16
+_ALLOWED = "what HcclCommInitRootInfo made"
 #: The seconds to wait until all ranks are there, and for the data of another rank.
 _CONNECT, _EXECUTE = 120, 1836
 
-_DTYPES: dict[HcclDataType, np.dtype[Any]] = {
-    kind: np.dtype(name)
-    for kind, name in {
-        HcclDataType.HCCL_DATA_TYPE_INT8: "int8",
-        HcclDataType.HCCL_DATA_TYPE_INT16: "int16",
-        HcclDataType.HCCL_DATA_TYPE_INT32: "int32",
-        HcclDataType.HCCL_DATA_TYPE_FP16: "float16",
-        HcclDataType.HCCL_DATA_TYPE_FP32: "float32",
-        HcclDataType.HCCL_DATA_TYPE_INT64: "int64",
-        HcclDataType.HCCL_DATA_TYPE_UINT64: "uint64",
-        HcclDataType.HCCL_DATA_TYPE_UINT8: "uint8",
-        HcclDataType.HCCL_DATA_TYPE_UINT16: "uint16",
-        HcclDataType.HCCL_DATA_TYPE_UINT32: "uint32",
-        HcclDataType.HCCL_DATA_TYPE_FP64: "float64",
-        HcclDataType.HCCL_DATA_TYPE_BFP16: ml_dtypes.bfloat16,
-    }.items()
-}
-_REDUCTIONS: dict[int, Any] = {
-    HcclReduceOp.HCCL_REDUCE_SUM: np.add,
-    HcclReduceOp.HCCL_REDUCE_PROD: np.multiply,
-    HcclReduceOp.HCCL_REDUCE_MAX: np.maximum,
-    HcclReduceOp.HCCL_REDUCE_MIN: np.minimum,
-}
+_NUMPY_TYPES = (
+    *("int8", "int16", "int32", "float16", "float32", "int64", "uint64"),
+    *("uint8", "uint16", "uint32", "float64", ml_dtypes.bfloat16),
+)
+_DTYPES: dict[int, np.dtype[Any]] = dict(
+    zip(HcclDataType, map(np.dtype, _NUMPY_TYPES), strict=False)
+)
+_REDUCTIONS = dict(zip(HcclReduceOp, (np.add, np.multiply, np.maximum, np.minimum), strict=False))
 
 #: The sockets of root infos that were made in this process and have no hub yet, by their tokens.
 _waiting: dict[bytes, socket.socket] = {}
 
 
 class Communicator:
-    """A rank's connections: those of all other ranks if it is the hub, otherwise that to the hub.
-
-    Attributes:
-        rank, size: the rank's number, and the number of ranks.
-    """
+    """A rank's connections: to all other ranks if it is the hub, otherwise to the hub."""
 
     def __init__(self, rank: int, size: int, token: bytes) -> None:
         self.rank, self.size = rank, size
@@ -87,9 +70,9 @@ class Communicator:
             while len(self._peers) < size - 1:
                 peer, _ = listener.accept()
                 peer.settimeout(_EXECUTE)
-                said = _receive(peer)
-                other, its_size = struct.unpack("=II", said[_TOKEN:])
-                if said[:_TOKEN] != token or its_size != size or other in (rank, *self._peers):
+                greeting = _receive(peer)
+                other, its_size = struct.unpack("=II", greeting[_TOKEN:])
+                if greeting[:_TOKEN] != token or its_size != size or other in (rank, *self._peers):
                     _send(peer, b"")
                     peer.close()
                 else:
@@ -103,8 +86,8 @@ class Communicator:
             if self._hub is not None:
                 _send(self._hub, mine)
                 return _receive(self._hub)
-            found = {self.rank: mine, **{rank: _receive(at) for rank, at in self._peers.items()}}
-            result = combine([found[rank] for rank in range(self.size)])
+            parts = {self.rank: mine, **{rank: _receive(at) for rank, at in self._peers.items()}}
+            result = combine([parts[rank] for rank in range(self.size)])
             for peer in self._peers.values():
                 _send(peer, result)
             return result
@@ -126,61 +109,46 @@ def _send(to: socket.socket, data: bytes) -> None:
 
 def _receive(source: socket.socket) -> bytes:
     def exactly(count: int) -> bytes:
-        parts = []
-        while count:
-            part = source.recv(min(count, 1 << 20))
+        data = bytearray()
+        while len(data) < count:
+            part = source.recv(min(count - len(data), 1 << 20))
             if not part:
                 raise ConnectionError("another rank has ended")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            data += part
+        return bytes(data)
 
     (size,) = struct.unpack("=Q", exactly(8))
     return exactly(size)
 
 
-def _null(name: str) -> NoReturn:
-    refuse(name, "null; allowed: a pointer", HcclResult.HCCL_E_PTR)
-
-
-def _lost(error: OSError) -> NoReturn:
+def _fail_exchange(error: OSError) -> NoReturn:
     is_late = isinstance(error, TimeoutError)
     status = HcclResult.HCCL_E_TIMEOUT if is_late else HcclResult.HCCL_E_REMOTE
     fail(f"another rank: {error}; allowed: all ranks make the same calls", status)
 
 
-def _found(comm: int | None) -> Communicator:
-    if comm is None:
-        _null("comm")
-    return HANDLES.need("comm", Communicator, comm, "what HcclCommInitRootInfo made")
+def _communicator(comm: Address) -> Communicator:
+    return HANDLES.need("comm", Communicator, comm, _ALLOWED)
 
 
 # The library
 
 
-def HcclGetRootInfo(root_info: int | None) -> None:
+def HcclGetRootInfo(root_info: Address) -> None:
     """Open a socket that the other ranks find by the root info."""
-    if root_info is None:
-        _null("rootInfo")
-    problem = pointers.problem(root_info, root_info + _ROOT_INFO_BYTES, True)
-    if problem is not None:
-        refuse("rootInfo", problem)
+    address = need_memory("rootInfo", root_info, _ROOT_INFO_BYTES, writing=True)
     token = secrets.token_bytes(_TOKEN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(_address(token))
     listener.listen(64)
     _waiting[token] = listener
-    ctypes.memset(root_info, 0, _ROOT_INFO_BYTES)
-    ctypes.memmove(root_info, _MAGIC + token, len(_MAGIC) + _TOKEN)
+    ctypes.memset(address, 0, _ROOT_INFO_BYTES)
+    ctypes.memmove(address, _MAGIC + token, len(_MAGIC) + _TOKEN)
 
 
-def HcclCommInitRootInfo(size: int, root_info: int | None, rank: int) -> int:
-    if root_info is None:
-        _null("rootInfo")
-    problem = pointers.problem(root_info, root_info + _ROOT_INFO_BYTES, False)
-    if problem is not None:
-        refuse("rootInfo", problem)
-    content = ctypes.string_at(root_info, len(_MAGIC) + _TOKEN)
+def HcclCommInitRootInfo(size: int, root_info: Address, rank: int) -> int:
+    address = need_memory("rootInfo", root_info, _ROOT_INFO_BYTES)
+    content = ctypes.string_at(address, len(_MAGIC) + _TOKEN)
     if not content.startswith(_MAGIC):
         refuse("rootInfo", "none of HcclGetRootInfo; allowed: what that made")
     if not 0 <= rank < size:
@@ -188,62 +156,56 @@ def HcclCommInitRootInfo(size: int, root_info: int | None, rank: int) -> int:
     if not acl.has_device():
         fail(acl.NO_DEVICE, HcclResult.HCCL_E_RUNTIME)
     try:
-        made = Communicator(rank, size, content[len(_MAGIC) :])
+        communicator = Communicator(rank, size, content[len(_MAGIC) :])
     except OSError as error:
-        _lost(error)
-    return HANDLES.add(made)
+        _fail_exchange(error)
+    return HANDLES.add(communicator)
 
 
-def HcclCommDestroy(comm: int | None) -> None:
-    if comm is None:
-        _null("comm")
-    HANDLES.take("comm", Communicator, comm, "what HcclCommInitRootInfo made").close()
+def HcclCommDestroy(comm: Address) -> None:
+    HANDLES.take("comm", Communicator, comm, _ALLOWED).close()
 
 
 def _collective(
-    comm: int | None,
-    stream: int | None,
-    send: tuple[str, int | None, int],
-    receive: tuple[str, int | None, int],
+    comm: Address,
+    stream: Address,
+    send: tuple[str, Address, int],
+    receive: tuple[str, Address, int],
     combine: Callable[[Sequence[bytes]], bytes],
 ) -> None:
     """Exchange the bytes of one place, and store the result in another, on a stream.
 
-    Args:
-        comm, stream: handles.
-        send, receive: each the parameter's name, its address, and a number of bytes.
-        combine: makes the result of all ranks' bytes.
+    ``send`` and ``receive`` are each the parameter's name, its address, and a number of bytes;
+    ``combine`` makes the result of all ranks' bytes.
     """
-    found = _found(comm)
+    communicator = _communicator(comm)
     where = acl.RUNTIME.stream(stream)
     if not acl.has_device():
         fail(acl.NO_DEVICE, HcclResult.HCCL_E_RUNTIME)
     for name, address, count in (send, receive):
-        if address is None and count:
-            _null(name)
         acl.RUNTIME.reach(name, address, count, True)
     source, target = send[1] or 0, receive[1] or 0
 
     def run() -> None:
         try:
-            result = found.exchange(ctypes.string_at(source, send[2]), combine)
+            result = communicator.exchange(ctypes.string_at(source, send[2]), combine)
         except OSError as error:
-            _lost(error)
+            _fail_exchange(error)
         if len(result) != receive[2]:
             fail(f"{len(result)} bytes of all ranks; allowed: {receive[2]}, the same call in each")
         ctypes.memmove(target, result, receive[2])
 
     uses = (span(send[0], "reads", source, send[2]), span(receive[0], "writes", target, receive[2]))
-    STREAMS.do(where, lambda: uses, run, objects=(found,))
+    STREAMS.do(where, lambda: uses, run, objects=(communicator,))
 
 
 def _dtype(data_type: int) -> np.dtype[Any]:
     if data_type not in _DTYPES:
         refuse("dataType", f"{data_type}; allowed: an HcclDataType of numbers")
-    return _DTYPES[HcclDataType(data_type)]
+    return _DTYPES[data_type]
 
 
-def _reduced(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> bytes:
+def _reduce(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> bytes:
     is_whole = dtype.kind in "iu"
     values = [np.frombuffer(part, dtype) for part in parts]
     wide = values if is_whole else [value.astype(np.float64) for value in values]
@@ -255,62 +217,46 @@ def _reduced(dtype: np.dtype[Any], operation: Any, parts: Sequence[bytes]) -> by
 
 
 def HcclAllReduce(
-    send: int | None,
-    receive: int | None,
-    count: int,
-    data_type: int,
-    op: int,
-    comm: int | None,
-    stream: int | None,
+    send: Address, receive: Address, count: int, kind: int, op: int, comm: Address, stream: Address
 ) -> None:
-    dtype = _dtype(data_type)
+    dtype = _dtype(kind)
     if op not in _REDUCTIONS:
-        refuse("op", f"{op}; allowed: {', '.join(each.name for each in [*HcclReduceOp][:4])}")
+        refuse("op", f"{op}; allowed: {', '.join(each.name for each in _REDUCTIONS)}")
     size = count * dtype.itemsize
-    combine = partial(_reduced, dtype, _REDUCTIONS[op])
+    combine = partial(_reduce, dtype, _REDUCTIONS[op])
     _collective(comm, stream, ("sendBuf", send, size), ("recvBuf", receive, size), combine)
 
 
 def HcclAllGather(
-    send: int | None,
-    receive: int | None,
-    count: int,
-    data_type: int,
-    comm: int | None,
-    stream: int | None,
+    send: Address, receive: Address, count: int, data_type: int, comm: Address, stream: Address
 ) -> None:
     size = count * _dtype(data_type).itemsize
-    whole = size * _found(comm).size
+    whole = size * _communicator(comm).size
     _collective(comm, stream, ("sendBuf", send, size), ("recvBuf", receive, whole), b"".join)
 
 
 def HcclBroadcast(
-    buffer: int | None,
-    count: int,
-    data_type: int,
-    root: int,
-    comm: int | None,
-    stream: int | None,
+    buffer: Address, count: int, data_type: int, root: int, comm: Address, stream: Address
 ) -> None:
-    size, ranks = count * _dtype(data_type).itemsize, _found(comm).size
+    size, ranks = count * _dtype(data_type).itemsize, _communicator(comm).size
     if root >= ranks:
         refuse("root", f"{root}; allowed: less than {ranks}, the number of ranks")
     place = ("buf", buffer, size)
     _collective(comm, stream, place, place, lambda parts: parts[root])
 
 
-def HcclBarrier(comm: int | None, stream: int | None) -> None:
+def HcclBarrier(comm: Address, stream: Address) -> None:
     nothing = ("buf", None, 0)
     _collective(comm, stream, nothing, nothing, b"".join)
 
 
 def HcclGetErrorString(code: int) -> int:
-    known = code in set(HcclResult)
-    return acl.c_text(HcclResult(code).name if known else f"{code}, which is no HcclResult")
+    is_known = code in set(HcclResult)
+    return acl.c_text(HcclResult(code).name if is_known else f"{code}, which is no HcclResult")
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
-    "HcclGetRankSize": lambda comm: _found(comm).size,
-    "HcclGetRankId": lambda comm: _found(comm).rank,
+    "HcclGetRankSize": lambda comm: _communicator(comm).size,
+    "HcclGetRankId": lambda comm: _communicator(comm).rank,
 }
 export(globals(), "hccl", _CALLS)

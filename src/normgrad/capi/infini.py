@@ -12,11 +12,12 @@ from ..dialects import Use, span
 from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
-from .blocks import FOREIGN, checked, memory_at
-from .calls import ERRORS, check_variables, export, refuse
+from .blocks import FOREIGN, memory_at, with_problem
+from .calls import ERRORS, check_variables, export, need_access, refuse, refuse_null
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, memory_info
+from .pointers import Address
 from .streams import STREAMS, Stream
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -34,10 +35,7 @@ RUNTIME = Runtime(
 
 
 def infinirtInit() -> None:
-    try:
-        check_variables()
-    except ValueError as error:
-        refuse("environment", str(error))
+    check_variables()
     infiniop.infinirtInit()
 
 
@@ -57,19 +55,15 @@ def infinirtEventCreateWithFlags(flags: int) -> int:
     return HANDLES.add(Event(has_time=has_time))
 
 
-def infinirtEventQuery(event: int | None) -> int:
-    return infinirtEventStatus_t(not RUNTIME.is_over(event))
-
-
 # Memory
 
 
-def _allocate(size: int, *stream: int | None) -> int:
+def _allocate(size: int, *stream: Address) -> int:
     RUNTIME.queue(stream)  # checks the handle
     return RUNTIME.allocate(size, True)
 
 
-def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> None:
+def _free(makers: tuple[str, ...], address: Address, *stream: Address) -> None:
     where = RUNTIME.queue(stream)
     if address is not None:  # null has no effect, as for free() in C
         RUNTIME.free("ptr", address, makers, where)
@@ -78,7 +72,7 @@ def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> 
 _free_of_device = partial(_free, ("infinirtMalloc", "infinirtMallocAsync"))
 
 
-def _copy(dst: int | None, src: int | None, size: int, kind: int, *stream: int | None) -> None:
+def _copy(dst: Address, src: Address, size: int, kind: int, *stream: Address) -> None:
     where = RUNTIME.queue(stream)
     # All kinds do the same, since all memory is the CPU's.
     if kind not in set(infinirtMemcpyKind_t):
@@ -87,26 +81,24 @@ def _copy(dst: int | None, src: int | None, size: int, kind: int, *stream: int |
     RUNTIME.copy(to, source, size, stream=where)
 
 
-def _fill(address: int | None, value: int, count: int, *stream: int | None) -> None:
+def _fill(address: Address, value: int, count: int, *stream: Address) -> None:
     RUNTIME.fill("ptr", address, value, count, RUNTIME.queue(stream))
 
 
 # Descriptors
 
 
-def infiniopCreateTensorDescriptor(
-    ndim: int, shape: int | None, strides: int | None, dtype: int
-) -> int:
+def infiniopCreateTensorDescriptor(ndim: int, shape: Address, strides: Address, dtype: int) -> int:
     if ndim > MOST_AXES:
         refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
-        refuse("shape", f"null; allowed: {ndim} sizes")
+        refuse_null("shape", f"{ndim} sizes")
     dims = pointers.load(ctypes.c_size_t, shape or 0, ndim)
     steps = None if strides is None else pointers.load(ctypes.c_ssize_t, strides, ndim)
     return HANDLES.add(infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype))
 
 
-def _destroy(name: str, handle: int | None) -> None:
+def _destroy(name: str, handle: Address) -> None:
     """Destroy the object behind a handle; the dialect raises an error if it is invalid."""
     value = HANDLES.find(handle)
     STREAMS.end("desc", value)
@@ -115,11 +107,11 @@ def _destroy(name: str, handle: int | None) -> None:
     HANDLES.end(handle)
 
 
-def _workspace_size(desc: int | None) -> int:
+def _workspace_size(desc: Address) -> int:
     return infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
 
 
-def _device_of(value: int, desc: int | None) -> int:
+def _device_of(value: int, desc: Address) -> int:
     _workspace_size(desc)  # raises the dialect's error if the handle is not an operator's
     return value
 
@@ -127,20 +119,20 @@ def _device_of(value: int, desc: int | None) -> int:
 # The operator
 
 
-def infiniopCreateBatchNormBackwardDescriptor(*handles: int | None) -> int:
+def infiniopCreateBatchNormBackwardDescriptor(*handles: Address) -> int:
     values = map(HANDLES.find, handles)
     return HANDLES.add(infiniop.infiniopCreateBatchNormBackwardDescriptor(*values))
 
 
 def infiniopBatchNormBackward(
-    desc: int | None, workspace: int | None, workspace_size: int, *tensors_and_stream: int | None
+    desc: Address, workspace: Address, workspace_size: int, *tensors_and_stream: Address
 ) -> None:
     *tensors, stream = tensors_and_stream
     where = RUNTIME.stream(stream)
     operator = HANDLES.find(desc)
-    found = dict(zip(NAMES, map(memory_at, tensors), strict=True))
-    found["workspace"] = memory_at(workspace, workspace_size)
-    data = {name: memory for name, memory in found.items() if memory is not None}
+    memories = dict(zip(NAMES, map(memory_at, tensors), strict=True))
+    memories["workspace"] = memory_at(workspace, workspace_size)
+    data = {name: memory for name, memory in memories.items() if memory is not None}
 
     def uses() -> Iterator[Use]:
         for name, memory in data.items():
@@ -155,16 +147,10 @@ def infiniopBatchNormBackward(
             is_host = memory.owner is FOREIGN and end - first == spec.nbytes
             yield Use(name, verb, region, is_host and name in OUTPUTS, in_place)
 
-    def find_problems() -> None:
-        """Check memory outside all blocks, and store the problems that this finds."""
-        for use in uses():
-            data[use.name] = checked(data[use.name], *use.region.bounds(), use.writes)
-
     def check() -> None:
-        find_problems()
-        for name, memory in data.items():
-            if memory.problem is not None:
-                refuse(name, memory.problem)
+        for use in uses():
+            if data[use.name].owner is FOREIGN:
+                need_access(use)
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
         STREAMS.do(where, uses, run, check, (operator,), refuse)
@@ -172,7 +158,9 @@ def infiniopBatchNormBackward(
             RUNTIME.synchronize(None)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
-        find_problems()
+        for use in uses():
+            memory = data[use.name]
+            data[use.name] = with_problem(memory, *use.region.bounds(), use.writes)
     arguments = [*map(data.get, NAMES), Launcher(launch)]
     infiniop.infiniopBatchNormBackward(operator, data.get("workspace"), workspace_size, *arguments)
 
@@ -190,6 +178,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infinirtStreamSynchronize": RUNTIME.synchronize,
     "infinirtStreamWaitEvent": RUNTIME.wait,
     "infinirtEventCreate": lambda: HANDLES.add(Event()),
+    "infinirtEventQuery": lambda event: infinirtEventStatus_t(not RUNTIME.is_over(event)),
     "infinirtEventRecord": RUNTIME.record,
     "infinirtEventSynchronize": RUNTIME.synchronize_event,
     "infinirtEventDestroy": partial(RUNTIME.destroy, Event),

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..dialects import Use, span
 from ..layout import Region
-from . import pointers
 from .blocks import BLOCKS, Block
-from .calls import SETTINGS, fail, refuse
+from .calls import SETTINGS, fail, need_access, refuse, refuse_null
 from .handles import HANDLES
+from .pointers import Address
 from .streams import STREAMS, Clock, Stream
 
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ class Event:
         can_order, has_time: whether streams may wait for the event, and whether it has a time.
         recorded: the time of recording, in seconds; None before.
         clock: the work before the event.
-        was_asked: whether a query has answered that the event is not over.
+        was_asked: whether a query has answered that this work is not done.
     """
 
     can_order: bool = True
@@ -53,7 +53,7 @@ class Side(NamedTuple):
     """One side of a copy: rows of bytes whose starts are ``pitch`` bytes apart."""
 
     name: str
-    address: int | None
+    address: Address
     pitch: int
     on_device: bool
 
@@ -76,84 +76,79 @@ class Runtime:
 
     # Streams and events
 
-    def find(self, name: str, kind: type[_T], handle: int | None) -> _T:
+    def find(self, name: str, kind: type[_T], handle: Address) -> _T:
         """The object behind a handle; the call fails if the handle is null or invalid."""
-        allowed = f"what {self.makers[kind]} made"
-        if handle is None:
-            refuse(name, f"null; allowed: {allowed}")
-        return HANDLES.need(name, kind, handle, allowed)
+        return HANDLES.need(name, kind, handle, f"what {self.makers[kind]} made")
 
-    def stream(self, handle: int | None) -> Stream:
+    def stream(self, handle: Address) -> Stream:
         """The stream behind a handle, the default stream for null; fails if it is invalid."""
         return self.default if handle is None else self.find("stream", Stream, handle)
 
-    def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
+    def queue(self, stream: tuple[Address, ...]) -> Stream | None:
         """The stream of an asynchronous call, from its arguments after the others.
 
         None for synchronous calls, which have no such argument and return when their work is done.
         """
         return self.stream(*stream) if stream else None
 
-    def destroy(self, kind: type[Any], handle: int | None) -> None:
+    def destroy(self, kind: type[Any], handle: Address) -> None:
         """Destroy a stream, an event or a context."""
         name, allowed = kind.__name__.lower(), f"what {self.makers[kind]} made"
         if handle is None:  # the vendors' samples do this
             fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
         HANDLES.take(name, kind, handle, allowed)
 
-    def synchronize(self, stream: int | None) -> None:
+    def synchronize(self, stream: Address) -> None:
         """Wait for all work of a stream."""
         STREAMS.finish(self.stream(stream).clock)
 
-    def record(self, event: int | None, stream: int | None) -> None:
+    def record(self, handle: Address, stream: Address) -> None:
         """Record the time and the preceding work of a stream in an event."""
-        found = self.find("event", Event, event)
-        found.clock = self.stream(stream).clock
-        found.recorded, found.was_asked = time.perf_counter(), False
+        event = self.find("event", Event, handle)
+        event.clock = self.stream(stream).clock
+        event.recorded, event.was_asked = time.perf_counter(), False
 
-    def synchronize_event(self, event: int | None) -> None:
+    def synchronize_event(self, event: Address) -> None:
         """Wait for the work before an event."""
         STREAMS.finish(self.find("event", Event, event).clock)
 
-    def wait(self, stream: int | None, event: int | None) -> None:
+    def wait(self, stream: Address, handle: Address) -> None:
         """Make a stream's next work wait for an event."""
-        waiting, found = self.stream(stream), self.find("event", Event, event)
-        if not found.can_order:
+        waiting, event = self.stream(stream), self.find("event", Event, handle)
+        if not event.can_order:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
-        STREAMS.wait(waiting, found.clock)
+        STREAMS.wait(waiting, event.clock)
 
-    def reset(self, event: int | None, stream: int | None) -> None:
+    def reset(self, handle: Address, stream: Address) -> None:
         """Make an event what it was before it was recorded."""
-        found = self.find("event", Event, event)
+        event = self.find("event", Event, handle)
         self.stream(stream)  # checks the handle
-        found.clock, found.recorded, found.was_asked = {}, None, False
+        event.clock, event.recorded, event.was_asked = {}, None, False
 
-    def is_idle(self, stream: int | None) -> bool:
-        """Whether all work of a stream is done; as in :meth:`is_over`, the second query does it."""
-        found = self.stream(stream)
-        if not found.was_asked and not STREAMS.is_done(found.clock):
-            found.was_asked = True
-            return False
-        found.was_asked = False
-        STREAMS.finish(found.clock)
-        return True
+    def is_idle(self, stream: Address) -> bool:
+        """Whether all work of a stream is done, as :meth:`_is_done` says."""
+        return self._is_done(self.stream(stream))
 
-    def is_over(self, event: int | None) -> bool:
-        """Whether an event is over.
+    def is_over(self, handle: Address) -> bool:
+        """Whether an event was recorded, and the work before it is done."""
+        event = self.find("event", Event, handle)
+        return event.recorded is not None and self._is_done(event)
 
-        If its work is still queued, the first query answers False, and the second does the work, so
-        that a program can ask until the answer is True.
+    @staticmethod
+    def _is_done(queried: Stream | Event) -> bool:
+        """Whether work is done.
+
+        If it is still queued, the first query answers False, and the second does the work, so that
+        a program can ask until the answer is True.
         """
-        found = self.find("event", Event, event)
-        if found.recorded is None:
+        if not queried.was_asked and not STREAMS.is_done(queried.clock):
+            queried.was_asked = True
             return False
-        if not found.was_asked and not STREAMS.is_done(found.clock):
-            found.was_asked = True
-            return False
-        STREAMS.finish(found.clock)
+        queried.was_asked = False
+        STREAMS.finish(queried.clock)
         return True
 
-    def elapsed(self, start: int | None, end: int | None) -> float:
+    def elapsed(self, start: Address, end: Address) -> float:
         """The time between two events, in milliseconds."""
         times = []
         for name, handle in (("start", start), ("end", end)):
@@ -178,7 +173,7 @@ class Runtime:
         return block.address
 
     def free(
-        self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
+        self, name: str, address: Address, makers: tuple[str, ...], stream: Stream | None = None
     ) -> None:
         """Free a block that one of ``makers`` allocated, after a stream's queued work."""
         allowed = f"allowed: what {' or '.join(makers)} allocated"
@@ -200,11 +195,11 @@ class Runtime:
         if not BLOCKS.free(block):
             refuse(name, f"memory that {block.freed_by} has freed; {allowed}")
 
-    def reach(self, name: str, address: int | None, count: int, on_device: bool) -> Block | None:
+    def reach(self, name: str, address: Address, count: int, on_device: bool) -> Block | None:
         """Check that bytes are in one block, if they begin in one; returns the block or None."""
         if address is None:
             if count:
-                refuse(name, f"null; allowed: {count} bytes of memory")
+                refuse_null(name, f"{count} bytes of memory")
             return None
         block = BLOCKS.find(address)
         strict = self.checks_sides and not SETTINGS.host_memory
@@ -266,7 +261,7 @@ class Runtime:
         self._do(stream, uses, run)
 
     def fill(
-        self, name: str, address: int | None, value: int, count: int, stream: Stream | None = None
+        self, name: str, address: Address, value: int, count: int, stream: Stream | None = None
     ) -> None:
         """Set bytes of device memory: on a stream, or at once."""
         block = self.reach(name, address, count, True)
@@ -277,19 +272,15 @@ class Runtime:
 
     @staticmethod
     def _do(
-        stream: Stream | None,
-        uses: Sequence[tuple[Use, Block | None]],
-        run: Callable[[], object],
+        stream: Stream | None, uses: Sequence[tuple[Use, Block | None]], run: Callable[[], object]
     ) -> None:
         """Check that uses outside all blocks have memory, and run a call's work."""
 
         # The blocks in ``uses`` stay until the work is done, if another thread frees them.
         def check() -> None:
             for use, block in uses:
-                bounds = use.region.bounds()
-                problem = None if block else pointers.problem(*bounds, use.writes)
-                if problem is not None:
-                    refuse(use.name, problem)
+                if block is None:
+                    need_access(use)
 
         check()
         STREAMS.do(stream, lambda: [use for use, _ in uses], run, check)

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 from . import pointers
 from .blocks import BLOCKS, POISON, POISONED, Block
-from .calls import refuse
+from .calls import need_memory, refuse
 from .enums import aclError, aclrtMemGranularityOptions
 from .handles import HANDLES
 from .objects import Runtime
+from .pointers import Address
 
 _mmap = pointers.c_function(
     "mmap", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
@@ -26,6 +27,8 @@ _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _FIXED, _NO_RESERVE = 0x10, 0x4000
 _UNUSED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _FAILED = ctypes.c_void_p(-1).value
+
+_ALLOWED = "what aclrtMallocPhysical made"
 
 #: The size of reserved addresses, and where the mapping that they lie in starts, by their start.
 _reserved: dict[int, tuple[int, int]] = {}
@@ -74,7 +77,7 @@ def _check_size(size: int) -> None:
         refuse("size", f"{size}; allowed: a multiple of {_UNIT}, more than 0")
 
 
-def _check_zeros(**values: int | None) -> None:
+def _check_zeros(**values: Address) -> None:
     for name, value in values.items():
         if value:
             refuse(name, f"{value:#x}; allowed: 0")
@@ -85,22 +88,17 @@ def _no_memory(size: int) -> NoReturn:
     refuse("size", message, aclError.ACL_ERROR_RT_MEMORY_ALLOCATION)
 
 
-def _prop(address: int | None) -> _Prop:
-    if address is None:
-        refuse("prop", "null; allowed: a pointer")
-    problem = pointers.problem(address, address + ctypes.sizeof(_Prop), False)
-    if problem is not None:
-        refuse("prop", problem)
-    prop = _Prop.from_address(address)
-    _check_zeros(**{"prop.handleType": prop.handle_type})
-    _check_zeros(**{"prop.allocationType": prop.allocation_type})
+def _prop(address: Address) -> _Prop:
+    prop = _Prop.from_address(need_memory("prop", address, ctypes.sizeof(_Prop)))
+    zeros = {"prop.handleType": prop.handle_type, "prop.allocationType": prop.allocation_type}
+    _check_zeros(**zeros)
     if prop.location not in (0, 1):
         allowed = "ACL_MEM_LOCATION_TYPE_HOST, ACL_MEM_LOCATION_TYPE_DEVICE"
         refuse("prop.location.type", f"{prop.location}; allowed: {allowed}")
     return prop
 
 
-def aclrtMemGetAllocationGranularity(prop: int | None, option: int) -> int:
+def aclrtMemGetAllocationGranularity(prop: Address, option: int) -> int:
     _prop(prop)
     if option not in [*aclrtMemGranularityOptions][:2]:
         names = ", ".join(each.name for each in [*aclrtMemGranularityOptions][:2])
@@ -108,7 +106,7 @@ def aclrtMemGetAllocationGranularity(prop: int | None, option: int) -> int:
     return _UNIT
 
 
-def aclrtMallocPhysical(size: int, prop: int | None, flags: int) -> int:
+def aclrtMallocPhysical(size: int, prop: Address, flags: int) -> int:
     _check_size(size)
     _check_zeros(flags=flags)
     is_device = _prop(prop).location == 1
@@ -118,13 +116,11 @@ def aclrtMallocPhysical(size: int, prop: int | None, flags: int) -> int:
         _no_memory(size)
 
 
-def aclrtFreePhysical(handle: int | None) -> None:
-    if handle is None:
-        refuse("handle", "null; allowed: what aclrtMallocPhysical made")
-    os.close(HANDLES.take("handle", Physical, handle, "what aclrtMallocPhysical made").file)
+def aclrtFreePhysical(handle: Address) -> None:
+    os.close(HANDLES.take("handle", Physical, handle, _ALLOWED).file)
 
 
-def aclrtReserveMemAddress(size: int, alignment: int, expected: int | None, flags: int) -> int:
+def aclrtReserveMemAddress(size: int, alignment: int, expected: Address, flags: int) -> int:
     """Reserve addresses. They can be accessed at any time, so that no mistake ends a program."""
     _check_size(size)
     _check_zeros(alignment=alignment, expectPtr=expected)
@@ -138,30 +134,26 @@ def aclrtReserveMemAddress(size: int, alignment: int, expected: int | None, flag
     return first
 
 
-def aclrtReleaseMemAddress(address: int | None) -> None:
+def aclrtReleaseMemAddress(address: Address) -> None:
     allowed = "allowed: what aclrtReserveMemAddress reserved"
     if address is None or address not in _reserved:
         refuse("virPtr", f"{'null' if address is None else hex(address)}; {allowed}")
     size, start = _reserved[address]
-    if _mapped(address, address + size):
+    if _mappings(address, address + size):
         refuse("virPtr", "addresses with memory; allowed: after aclrtUnmapMem of all of it")
     del _reserved[address]
     BLOCKS.forget(address, address + size)
     _munmap(start, size + _UNIT)
 
 
-def _mapped(first: int, end: int) -> list[Block]:
+def _mappings(first: int, end: int) -> list[Block]:
     """What is mapped between two addresses."""
     living = [block for block in BLOCKS.living() if isinstance(block, Mapped)]
     return [each for each in living if each.address < end and first < each.address + each.size]
 
 
-def aclrtMapMem(
-    address: int | None, size: int, offset: int, handle: int | None, flags: int
-) -> None:
-    if handle is None:
-        refuse("handle", "null; allowed: what aclrtMallocPhysical made")
-    physical = HANDLES.need("handle", Physical, handle, "what aclrtMallocPhysical made")
+def aclrtMapMem(address: Address, size: int, offset: int, handle: Address, flags: int) -> None:
+    physical = HANDLES.need("handle", Physical, handle, _ALLOWED)
     _check_zeros(offset=offset, flags=flags)
     if size != physical.size:
         refuse("size", f"{size}; allowed: {physical.size}, that of the physical memory")
@@ -171,7 +163,7 @@ def aclrtMapMem(
     ):
         allowed = f"a multiple of {_UNIT} in what aclrtReserveMemAddress reserved"
         refuse("virPtr", f"{first:#x} and {size} bytes; allowed: {allowed}")
-    if _mapped(first, first + size):
+    if _mappings(first, first + size):
         refuse("virPtr", "addresses with memory; allowed: after aclrtUnmapMem")
     if _mmap(first, size, _ACCESS, mmap.MAP_SHARED | _FIXED, physical.file, 0) == _FAILED:
         _no_memory(size)
@@ -179,7 +171,7 @@ def aclrtMapMem(
     BLOCKS.add(Mapped(first, physical))
 
 
-def unmap(runtime: Runtime, address: int | None) -> None:
+def unmap(runtime: Runtime, address: Address) -> None:
     """aclrtUnmapMem."""
     runtime.free("virPtr", address, ("aclrtMapMem",))
     block: Any = BLOCKS.find(address or 0)

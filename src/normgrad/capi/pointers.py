@@ -15,15 +15,18 @@ from typing import Any
 from ..pages import fault
 from .signatures import Pointer
 
+#: A pointer or a handle that C passes; None for null.
+Address = int | None
+
 #: The maximum number of values of an array; functions refuse a larger number.
 MOST_VALUES = 1 << 20
 
 
 def c_function(name: str, result: Any, *arguments: Any) -> Any:
     """A function of the C library, with the ctypes types of its result and its arguments."""
-    found = getattr(ctypes.CDLL(None), name)
-    found.restype, found.argtypes = result, arguments
-    return found
+    function = getattr(ctypes.CDLL(None), name)
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 @lru_cache(256)
@@ -36,14 +39,8 @@ def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
     _array(kind, len(values)).from_address(address)[:] = values
 
 
-def load(kind: Any, address: int | None, count: int) -> list[Any]:
-    """Read values through a pointer.
-
-    Args:
-        kind: the values' ctypes type.
-        address: the pointer; not null unless ``count`` is 0.
-        count: the number of values.
-    """
+def load(kind: Any, address: Address, count: int) -> list[Any]:
+    """Read values of a ctypes type through a pointer, which may be null if there are none."""
     return _array(kind, count).from_address(address)[:] if count else []
 
 
@@ -71,9 +68,9 @@ def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, s
         page = address // PAGESIZE, writing
         if page == seen and (address + size - 1) // PAGESIZE == page[0]:
             continue
-        found = problem(address, address + size, writing)
-        if found is not None:
-            return pointer.name, found
+        message = problem(address, address + size, writing)
+        if message is not None:
+            return pointer.name, message
         seen = page
     return None
 
@@ -84,15 +81,15 @@ def text(address: int) -> bytes:
     Raises:
         ValueError: a byte of the text cannot be read.
     """
-    found, zero = bytearray(), b""
+    content, zero = bytearray(), b""
     while not zero:  # page by page
-        at = address + len(found)
+        at = address + len(content)
         end = at // PAGESIZE * PAGESIZE + PAGESIZE
         if fault(at, end, False) is not None:
             raise ValueError(
-                f"no memory at {at:#x} to read from, byte {len(found)} of a text; allowed: a text "
-                "that ends with a zero"
+                f"no memory at {at:#x} to read from, byte {len(content)} of a text; allowed: a "
+                "text that ends with a zero"
             )
         part, zero, _ = ctypes.string_at(at, end - at).partition(b"\0")
-        found += part
-    return bytes(found)
+        content += part
+    return bytes(content)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,11 +33,7 @@ _NOT_SEEN = (
 
 
 class Report:
-    """The report on the time since the last report.
-
-    Attributes:
-        ending: the status with which the process shall end, if it is not 0.
-    """
+    """The report since the last one; ``ending`` is the status with which the process shall end."""
 
     def __init__(self) -> None:
         self.ending = ctypes.c_int()
@@ -55,23 +52,23 @@ class Report:
         if lines:
             self._find()
         for sort, one, many in _SORTS:
-            found = [(line, count) for line, count in lines if line.startswith(sort)]
-            if found:
-                count = sum(count for _, count in found)
-                complain(f"{count} {one if count == 1 else many}:")
-            for line, count in found:
+            counts = [(line, count) for line, count in lines if line.startswith(sort)]
+            if not counts:
+                continue
+            total = sum(count for _, count in counts)
+            complain(f"{total} {one if total == 1 else many}:")
+            for line, count in counts:
                 complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
-            if found and sort == "race":
+            if sort == "race":
                 complain(_NOT_SEEN)
 
     def last_words(self) -> None:
         """Print the report at the end of the program, after its static destructors."""
         STREAMS.abandon()
         self.print_lines()
-        if SETTINGS.report:
-            for line in self._left_over():
-                complain(line)
-                self._find()
+        for line in self._left_over() if SETTINGS.report else ():
+            complain(line)
+            self._find()
 
     def _find(self) -> None:
         """Let the process fail because of a finding, if that is wanted."""
@@ -86,25 +83,23 @@ class Report:
 
     def _left_over(self) -> list[str]:
         """What was never destroyed or freed, in one line for each place that made it."""
-        entries = [each for at, each in HANDLES.living().items() if at not in self._handles]
-        handles: dict[tuple[type, str, str], list[Any]] = {}
-        for entry in [*self._reset_handles, *entries]:
+        living = [entry for at, entry in HANDLES.living().items() if at not in self._handles]
+        handles: defaultdict[tuple[type, str, str], list[Any]] = defaultdict(list)
+        for entry in [*self._reset_handles, *living]:
             if entry.maker:
-                key = type(entry.value), entry.maker, place_of(entry.caller)
-                handles.setdefault(key, []).append(entry.value)
-        left = [each for each in BLOCKS.living() if id(each) not in self._blocks]
-        blocks: dict[tuple[str, str], list[int]] = {}
-        reset = [block for block in self._reset_blocks if block.freed_by == RESET]
-        for block in [*reset, *left]:
-            made = block.maker, place_of(block.caller)
-            blocks.setdefault(made, []).append(block.size)
+                place = type(entry.value), entry.maker, place_of(entry.caller)
+                handles[place].append(entry.value)
         lines = []
         for (_, maker, where), (first, *more) in handles.items():
             others = f" and {len(more)} more" if more else ""
-            lines.append(f"never destroyed: {_described(first)}{others} from {maker}{where}")
-        for (maker, where), sizes in blocks.items():
-            several = f" in {len(sizes)} blocks" if len(sizes) > 1 else ""
-            lines.append(f"never freed: {sum(sizes)} bytes{several} from {maker}{where}")
+            lines.append(f"never destroyed: {_description(first)}{others} from {maker}{where}")
+        reset = [block for block in self._reset_blocks if block.freed_by == RESET]
+        sizes: defaultdict[str, list[int]] = defaultdict(list)
+        for block in [*reset, *(b for b in BLOCKS.living() if id(b) not in self._blocks)]:
+            sizes[block.maker + place_of(block.caller)].append(block.size)
+        for source, each in sizes.items():
+            several = f" in {len(each)} blocks" if len(each) > 1 else ""
+            lines.append(f"never freed: {sum(each)} bytes{several} from {source}")
         return lines
 
     def forked(self) -> None:
@@ -115,7 +110,7 @@ class Report:
         self._reset_handles, self._reset_blocks = [], []
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     """A description of the object behind a handle."""
     name, text = type(value).__name__, repr(value)
     if isinstance(value, infiniopTensorDescriptor_t):

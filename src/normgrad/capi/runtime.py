@@ -34,14 +34,13 @@ def fill(
     """Fill a library's table.
 
     Args:
-        library: the library's name, such as "opapi".
-        its_digest: the digest of the list from which the library was generated.
+        library, its_digest: the library's name, and the digest of the list that it was built from.
         table: the address of the table of pointers.
         message, message_size: the address of the C function that returns a thread's buffer for an
             error's text, and the buffer's size in bytes.
         thread: the address of the C function that returns a thread's :class:`.calls.OfThread`.
         interrupted: the address of an int, which is set if a KeyboardInterrupt occurs in a call.
-        ending: the address of an int, the status with which the process shall end, if it is not 0.
+        ending: the address of the status with which the process shall end, if it is not 0.
         hooks: the address of three function pointers, which are called when the program exits,
             before it forks, and after; 0 in a Python that ran before, which has its own hooks.
 
@@ -60,8 +59,8 @@ def fill(
     for index, function in enumerate(functions):
         module = importlib.import_module(f"{__package__}.{function.module}")
         python = getattr(module, function.name)
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *function.arguments)
-        callback = kind(_guarded(function, python, interrupted))
+        callback_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *function.arguments)
+        callback = callback_type(_guarded(function, python, interrupted))
         _callbacks.append(callback)
         targets[index] = ctypes.cast(callback, ctypes.c_void_p).value
     if not _hooks:

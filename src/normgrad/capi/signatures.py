@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..aclnn.status import Status as aclnnStatus
+from ..aclnn import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniStatus_t
-from .absent import Stub
 from .enums import HcclResult, aclError
 
 #: The ctypes types of C types that are not written as pointers. Headers add the types they define.
@@ -38,25 +37,58 @@ _COUNTED_BY = {
     "value": "size", "shape": "ndim", "strides": "ndim",
 }  # fmt: skip
 _COUNTS = {"count_array": len(infiniDevice_t)}
-#: How many of a function's pointers to results may be null, if not 0.
-_MOST_NULLS = {"infinirtGetDevice": 1}
 
-#: The Python module that each library's functions call, and their status for wrong arguments.
-_LIBRARIES: dict[str, tuple[str, IntEnum]] = {
-    "ascendcl": ("acl", aclError.ACL_ERROR_RT_PARAM_INVALID),
-    "hccl": ("hccl", HcclResult.HCCL_E_PARA),
-    "nnopbase": ("aclnn", aclnnStatus.ACLNN_ERR_PARAM_INVALID),
-    "opapi": ("aclnn", aclnnStatus.ACLNN_ERR_PARAM_INVALID),
-    "infinirt": ("infini", infiniStatus_t.INFINI_STATUS_BAD_PARAM),
-    "infiniop": ("infini", infiniStatus_t.INFINI_STATUS_BAD_PARAM),
+
+class Statuses(NamedTuple):
+    """The statuses of one C type for wrong arguments, null pointers, unforeseen errors, stubs."""
+
+    refusal: IntEnum
+    null: IntEnum
+    failure: IntEnum
+    absent: IntEnum
+
+
+#: The statuses, by their C type.
+_STATUSES = {
+    "aclError": Statuses(
+        aclError.ACL_ERROR_RT_PARAM_INVALID,
+        aclError.ACL_ERROR_RT_PARAM_INVALID,
+        aclError.ACL_ERROR_INTERNAL_ERROR,
+        aclError.ACL_ERROR_API_NOT_SUPPORT,
+    ),
+    "HcclResult": Statuses(
+        HcclResult.HCCL_E_PARA,
+        HcclResult.HCCL_E_PTR,
+        HcclResult.HCCL_E_INTERNAL,
+        HcclResult.HCCL_E_NOT_SUPPORT,
+    ),
+    "aclnnStatus": Statuses(
+        aclnnStatus.ACLNN_ERR_PARAM_INVALID,
+        aclnnStatus.ACLNN_ERR_PARAM_NULLPTR,
+        aclnnStatus.ACLNN_ERR_INNER,
+        aclnnStatus.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+    ),
+    "infiniStatus_t": Statuses(
+        infiniStatus_t.INFINI_STATUS_BAD_PARAM,
+        infiniStatus_t.INFINI_STATUS_BAD_PARAM,
+        infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR,
+        infiniStatus_t.INFINI_STATUS_NOT_IMPLEMENTED,
+    ),
 }
-#: The status for unforeseen errors, by the C type of the result.
-_FAILURES = {
-    "HcclResult": int(HcclResult.HCCL_E_INTERNAL),
-    "aclError": int(aclError.ACL_ERROR_INTERNAL_ERROR),
-    "aclnnStatus": int(aclnnStatus.ACLNN_ERR_INNER),
-    "infiniStatus_t": int(infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR),
+#: The Python module that each library's functions call, and the C type of their statuses.
+_LIBRARIES = {
+    "ascendcl": ("acl", "aclError"),
+    "hccl": ("hccl", "HcclResult"),
+    "nnopbase": ("aclnn", "aclnnStatus"),
+    "opapi": ("aclnn", "aclnnStatus"),
+    "infinirt": ("infini", "infiniStatus_t"),
+    "infiniop": ("infini", "infiniStatus_t"),
 }
+
+
+def status_type(library: str) -> str:
+    """The C type of a library's statuses."""
+    return _LIBRARIES[library][1]
 
 
 @dataclass
@@ -64,12 +96,10 @@ class Pointer:
     """A parameter that points to plain values, rather than to a tensor's memory or a C string.
 
     Attributes:
-        index, name: the parameter's index and name.
         is_result: whether the function writes the values rather than reads them.
-        kind: the ctypes type of each value.
+        kind, size: the ctypes type of each value, and its size in bytes.
         count: the number of values, unless ``counted_by`` is the index of the parameter that
             holds it.
-        size: the size of each value in bytes.
     """
 
     index: int
@@ -86,38 +116,40 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Function:
-    """An exported function.
+    """An exported function, or a stub, whose parameters are unknown.
 
     Attributes:
-        prototype: the declaration in C.
+        library: the library that exports the function, such as "opapi".
         returns: the C type of the result.
-        parameters: the C types and names of the parameters.
-        lib: the library that exports the function, such as "opapi".
+        parameter_list: the parameters as the declaration has them.
     """
 
-    prototype: str
-    name: str
+    library: str
     returns: str
-    parameters: tuple[tuple[str, str], ...]
-    lib: str
+    name: str
+    parameter_list: str = "NORMGRAD_ANY"
+
+    @property
+    def prototype(self) -> str:
+        """The declaration in C."""
+        space = "" if self.returns.endswith("*") else " "
+        return f"{self.returns}{space}{self.name}({self.parameter_list})"
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        """The C types and names of the parameters."""
+        pairs = re.findall(r"(\w.*?)(\w+)(?:, |$)", self.parameter_list)
+        return tuple((kind.strip(), name) for kind, name in pairs if self.parameter_list != "void")
 
     @property
     def module(self) -> str:
         """The Python module that implements the function."""
-        return _LIBRARIES[self.lib][0]
+        return _LIBRARIES[self.library][0]
 
     @property
-    def refusal(self) -> IntEnum:
-        """The status for wrong arguments."""
-        return _LIBRARIES[self.lib][1]
-
-    @property
-    def null_refusal(self) -> IntEnum:
-        """The status for null pointers."""
-        return {
-            "aclnn": aclnnStatus.ACLNN_ERR_PARAM_NULLPTR,
-            "hccl": HcclResult.HCCL_E_PTR,
-        }.get(self.module, self.refusal)
+    def statuses(self) -> Statuses:
+        """The statuses of the function's library."""
+        return _STATUSES[status_type(self.library)]
 
     @property
     def failure(self) -> int | None:
@@ -127,12 +159,17 @@ class Function:
         """
         if self.is_phase_2:
             return int(aclnnStatus.ACLNN_ERR_RUNTIME_ERROR)
-        return _FAILURES.get(self.returns)
+        return int(self.statuses.failure) if self.returns_status else None
+
+    @property
+    def returns_status(self) -> bool:
+        """Whether the result is a status, rather than a pointer or a number."""
+        return self.returns in _STATUSES
 
     @property
     def is_phase_2(self) -> bool:
         """Whether this is phase 2 of an aclnn operator."""
-        return self.lib == "opapi" and not self.name.endswith("GetWorkspaceSize")
+        return self.library == "opapi" and not self.name.endswith("GetWorkspaceSize")
 
     @property
     def result(self) -> Any:
@@ -145,65 +182,48 @@ class Function:
         return [_ctype(kind) for kind, _ in self.parameters]
 
     @property
-    def most_nulls(self) -> int:
-        """How many of the pointers to results may be null."""
-        return _MOST_NULLS.get(self.name, 0)
-
-    @property
     def pointers(self) -> tuple[Pointer, ...]:
         """The parameters that point to plain values."""
         names = [name for _, name in self.parameters]
-        found = []
+        pointers = []
         for index, (kind, name) in enumerate(self.parameters):
-            pointee = kind.removesuffix("*").strip()
-            plain = pointee.removeprefix("const ")
+            target = kind.removesuffix("*").strip()
+            value = target.removeprefix("const ")
             # Handles, memory and texts are excluded, since other code checks them.
-            if pointee == kind or ("*" not in plain and plain not in _TYPES):
+            if target == kind or ("*" not in value and value not in _TYPES):
                 continue
-            is_result = plain == pointee
-            count, counted_by = 1, None
-            if is_result:
-                count = _COUNTS.get(name, 1)
+            if value == target:
+                pointers.append(Pointer(index, name, True, _ctype(value), _COUNTS.get(name, 1)))
             else:
                 counted_by = names.index(_COUNTED_BY[name])
-            found.append(Pointer(index, name, is_result, _ctype(plain), count, counted_by))
-        return tuple(found)
+                pointers.append(Pointer(index, name, False, _ctype(value), counted_by=counted_by))
+        return tuple(pointers)
 
 
 def _ctype(c_type: str) -> Any:
     return ctypes.c_void_p if "*" in c_type else _TYPES[c_type.removeprefix("const ")]
 
 
-def _parse(prototype: str, library: str) -> Function:
-    match = re.fullmatch(r"(.+?[ *])(\w+)\((.*)\)", prototype)
-    assert match, prototype
-    returns, name, arguments = match[1].strip(), match[2], match[3]
-    parameters = []
-    for argument in arguments.split(", ") if arguments != "void" else []:
-        kind, argument_name = re.fullmatch(r"(.+?)(\w+)", argument).groups()  # type: ignore[union-attr]
-        parameters.append((kind.strip(), argument_name))
-    return Function(prototype, name, returns, tuple(parameters), library)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Header:
     """A header file for host programs.
 
     Attributes:
         path: the path in the include folder.
-        includes: the files that the header includes, as written there.
-        types: enumerations and other definitions, in order.
         library: the library that exports the declared functions, such as "opapi".
-        prototypes: the declarations of these functions in C, each with a semicolon.
+        includes: the files that the header includes.
+        types: enumerations and other definitions, in order.
+        prototypes: the declarations of these functions in C, each with a semicolon. A function
+            without a type returns the library's status.
         stubs: the functions that are declared although they are absent.
     """
 
     path: str
-    includes: tuple[str, ...]
-    types: tuple[type[IntEnum] | str, ...] = ()
-    library: str = ""
+    library: str
+    includes: str = ""
+    types: list[Any] = field(default_factory=list)
     prototypes: str = ""
-    stubs: tuple[Stub, ...] = ()
+    stubs: list[Function] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for each in self.types:
@@ -217,5 +237,8 @@ class Header:
     @cached_property
     def functions(self) -> tuple[Function, ...]:
         """The functions that the header declares."""
-        texts = (" ".join(each.split()) for each in self.prototypes.split(";"))
-        return tuple(_parse(text, self.library) for text in texts if text)
+        text = " ".join(self.prototypes.split())
+        return tuple(
+            Function(self.library, kind.strip() or status_type(self.library), name, parameters)
+            for kind, name, parameters in re.findall(r"([^;]*?)(\w+)\(([^;]*)\);", text)
+        )

@@ -1,14 +1,9 @@
 """Streams that delay their work, to detect races between a program and its asynchronous calls.
 
-With ``NORMGRAD_CAPI_STREAMS=checked``, asynchronous work is queued by stream, and runs when the
-program waits for it, which is as late as on a device. Memory that a call uses is compared with the
-memory that queued work reads and writes. Two calls are ordered if they are on one stream, if the
-later call's stream waits for an event that was recorded after the earlier call, or if the program
-has waited for the earlier call. Waiting runs the work, so the program has not waited for any work
-that is still in the queue.
-
-After a race is found the earlier work runs at once, so that the program gets the same results as
-without these checks.
+With ``NORMGRAD_CAPI_STREAMS=checked``, asynchronous work is queued, and runs when the program waits
+for it, which is as late as on a device. Memory that a call uses is compared with that of queued
+work that is not ordered before the call. After a race the earlier work runs at once, so that the
+program gets the same results as without these checks. docs/capi.md says what counts as ordered.
 """
 
 from __future__ import annotations
@@ -40,15 +35,14 @@ class Stream:
     """A queue of work.
 
     Attributes:
-        name: the name in messages.
-        waited: the number of each other stream's calls that the next work waits for.
+        predecessors: the number of each other stream's calls that the next work waits for.
         count: the number of calls that were queued on the stream.
         context: the device and the context that the stream belongs to; 0 for the device's own.
         was_asked: whether a query has answered that the work is not done.
     """
 
     name: str = field(default_factory=lambda: f"stream {next(_numbers)}")
-    waited: dict[Stream, int] = field(default_factory=dict)
+    predecessors: dict[Stream, int] = field(default_factory=dict)
     count: int = 0
     context: tuple[int, int] = (0, 0)
     was_asked: bool = False
@@ -56,7 +50,7 @@ class Stream:
     @property
     def clock(self) -> Clock:
         """The calls that are done when the stream's work until now is done."""
-        return {**self.waited, self: self.count}
+        return {**self.predecessors, self: self.count}
 
 
 #: The number of each stream's calls that are known to be done before a certain point.
@@ -114,26 +108,25 @@ class Streams:
             stream: the stream of the work; None for a synchronous call.
             uses: returns the call's uses of memory; called only if streams are checked.
             run: does the work.
-            check: raises the call's error if memory cannot be accessed; called before delayed work
-                runs, since the program may have unmapped memory after the call.
+            check: raises the call's error if memory cannot be accessed by now; called before
+                delayed work runs.
             objects: the objects behind the handles that the call uses.
-            refuse: raises the call's error if the call's own uses share memory, since delayed work
-                would find that too late; None if they may share memory.
+            refuse: raises the call's error if its own uses share memory, since delayed work would
+                find that too late; None if they may share memory.
         """
         if SETTINGS.checked:
             with self._lock:
                 used, call = tuple(uses()), self._call()
-                where = "" if stream is None else f" on {stream.name}"
-                self._compare(call, where, used, stream)
+                self._compare(call, used, stream)
                 if stream is not None:
-                    shared = None if refuse is None else shared_memory(used)
-                    if refuse is not None and shared is not None:
-                        refuse(shared)
+                    problem = None if refuse is None else shared_memory(used)
+                    if refuse is not None and problem is not None:
+                        refuse(problem)
                     stream.count += 1
-                    for each in used:
-                        if each.is_host and each.writes and not _is_read(each, used):
-                            _poison(each)
-                    sums = [(each, _checksum(each)) for each in used if each.is_host]
+                    for use in used:
+                        if use.is_host and use.writes and not _is_read(use, used):
+                            _poison(use)
+                    sums = [(use, _checksum(use)) for use in used if use.is_host]
                     work = _Work(
                         CURRENT.function, ERRORS.caller(), call, stream, stream.count,
                         stream.clock, used, objects, sums, check, run,
@@ -157,8 +150,8 @@ class Streams:
         """Order a stream's next work after the work before an event."""
         with self._lock:
             for other in {work.stream for work in self._queue}:  # other streams' work is done
-                waited = stream.waited.get(other, 0)
-                stream.waited[other] = max(waited, clock.get(other, 0))
+                count = max(stream.predecessors.get(other, 0), clock.get(other, 0))
+                stream.predecessors[other] = count
 
     def is_done(self, clock: Clock) -> bool:
         """Whether none of the calls of a clock are queued."""
@@ -176,12 +169,11 @@ class Streams:
     def finish(self, clock: Clock | None = None) -> None:
         """Run the queued work of a clock, or all queued work, in the order of the calls.
 
-        Raises:
-            Exception: the first exception of a call's work; the rest of the work runs nevertheless.
+        The first exception of a call's work is raised after the rest of the work.
         """
         with self._lock:
-            failed: Exception | None = None
-            mine = CURRENT.function
+            first_error: Exception | None = None
+            function = CURRENT.function
             for work in [each for each in self._queue if clock is None or _is_before(each, clock)]:
                 self._queue.remove(work)
                 try:
@@ -189,13 +181,13 @@ class Streams:
                         CURRENT.function = work.function
                         work.check()
                         work.run()
-                        self._count_on(work)
+                        self._renew_sums(work)
                 except Exception as error:
-                    failed = failed or error
+                    first_error = first_error or error
                 finally:
-                    CURRENT.function = mine
-        if failed is not None:
-            raise failed
+                    CURRENT.function = function
+        if first_error is not None:
+            raise first_error
 
     def abandon(self) -> None:
         """Report the work for which the program has not waited when it ends."""
@@ -205,24 +197,22 @@ class Streams:
 
     # Findings
 
-    def _compare(self, call: str, where: str, uses: Sequence[Use], stream: Stream | None) -> None:
+    def _compare(self, call: str, uses: Sequence[Use], stream: Stream | None) -> None:
         """Report queued work that is not ordered before a call and conflicts with its uses."""
+        where, missing = "", "before that is done"
+        if stream is not None:
+            where = f" on {stream.name}"
+            missing = f"with no event between them that {stream.name} waits for"
         for work in list(self._queue):
             if stream is not None and _is_before(work, stream.clock):
                 continue
-            for theirs in work.uses:
-                mine = next((use for use in uses if use.collides(theirs)), None)
-                if mine is None:
-                    continue
-                second = f"2. {call}{_here()}{where} {mine.verb} it as {mine.name}"
-                what = f" {theirs.verb} {theirs.name}; {second}"
-                missing = (
-                    "before that is done"
-                    if stream is None
-                    else f"with no event between them that {stream.name} waits for"
-                )
-                self._find(work, f"{what}, {missing}", (mine.name, theirs.name))
-                break
+            for earlier in work.uses:
+                use = next((use for use in uses if use.collides(earlier)), None)
+                if use is not None:
+                    second = f"2. {call}{_here()}{where} {use.verb} it as {use.name}"
+                    what = f" {earlier.verb} {earlier.name}; {second}, {missing}"
+                    self._find(work, what, (use.name, earlier.name))
+                    break
 
     def _find(self, work: _Work, what: str, key: object) -> None:
         self._report(work, what, (CURRENT.function.name, key))
@@ -236,29 +226,29 @@ class Streams:
         line = f"race: 1. {first}{what}; allowed: after waiting for it"
         ERRORS.note(line, f"race {work.function.name} {key}")
 
-    def _count_on(self, done: _Work) -> None:
-        """Take the checksums of queued work's host memory again that a call has written."""
-        written = [use for use in done.uses if use.is_host and use.writes]
-        is_any = done.function.name == "aclrtLaunchCallback"  # nobody knows what that has written
-        for work in self._queue if written or is_any else ():
-            work.sums[:] = [
-                (use, _checksum(use) if is_any or any(map(use.collides, written)) else before)
-                for use, before in work.sums
+    def _renew_sums(self, work: _Work) -> None:
+        """Take the checksums of queued work's host memory again that some work has written."""
+        outputs = [use for use in work.uses if use.is_host and use.writes]
+        is_any = work.function.name == "aclrtLaunchCallback"  # a callback may write anything
+        for later in self._queue if outputs or is_any else ():
+            later.sums[:] = [
+                (use, _checksum(use) if is_any or any(map(use.collides, outputs)) else checksum)
+                for use, checksum in later.sums
             ]
 
     def _is_unchanged(self, work: _Work) -> bool:
-        """Whether queued work can run, after a check of its host memory for changes since the call.
+        """Whether queued work can run; a change of its host memory since the call is reported.
 
-        A change is reported. Work must not run if its memory is gone, or if it would write to
-        memory that the program uses for something else by now.
+        Work must not run if its memory is gone, or if it would write to memory that the program
+        uses for something else by now.
         """
-        for use, before in work.sums:
-            if _checksum(use) != before:
-                gone = pointers.problem(*use.region.bounds(), use.writes) is not None
-                how = "took away" if gone else "changed"
+        for use, checksum in work.sums:
+            if _checksum(use) != checksum:
+                is_gone = pointers.problem(*use.region.bounds(), use.writes) is not None
+                how = "took away" if is_gone else "changed"
                 what = f" {use.verb} {use.name}; 2. the program {how} that memory"
                 self._report(work, f"{what} before it was done", ("host", use.name))
-                if gone or use.writes:
+                if is_gone or use.writes:
                     return False
         return True
 

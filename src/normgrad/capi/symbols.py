@@ -67,10 +67,10 @@ def _line_of(path: str, address: int, base: int) -> str:
             return ""
         at = address - 1 - (0 if content[16] == _EXECUTABLE else base)
         command = [tool, "-s", "-e", path, hex(at)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except OSError:
         return ""
-    line = done.stdout.partition(" ")[0].strip()
+    line = output.partition(" ")[0].strip()
     return "" if "?" in line else line
 
 
@@ -93,10 +93,10 @@ def _name_in_file(path: str, address: int, base: int) -> bytes | None:
             & (symbols["f4"] <= where)
             & (where <= symbols["f4"] + symbols["f5"])  # a call that ends it returns behind it
         )
-        found = symbols[inside]
-        if len(found):
+        matches = symbols[inside]
+        if len(matches):
             names = file[sections[table["f6"]]["f4"] :]
-            first = found[0]["f0"]
+            first = matches[0]["f0"]
             return bytes(names[first : first + 4096]).split(b"\0")[0]
     return None
 

@@ -1,16 +1,16 @@
-"""The command line's entry point, and how its process ends."""
+"""The command line's entry point, its standard streams, and how its process ends."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO
 
 from ..unusable import shortened
-from .streams import Stream, keep_numbers
 
 #: The packages of the extra ``cli`` that all commands need.
 _NEEDED = ("typer", "rich", "safetensors")
@@ -63,25 +63,66 @@ def ending_in_one_line() -> Iterator[None]:
         sys.exit(UNUSABLE)
 
 
+def _keep_numbers() -> None:
+    """Open /dev/null at the descriptors of closed standard streams.
+
+    The next files opened would get these descriptors otherwise, and libraries and child processes
+    would print into them.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # open returns the lowest free one
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+class _Stream:
+    """A standard stream whose writes raise no error, but keep it for later.
+
+    Attributes:
+        failure: the error because of which some output was lost, or None.
+    """
+
+    failure: OSError | None = None
+
+    def __init__(self, stream: TextIO | None) -> None:
+        # Python has None for a stream that the parent process closed. It needs a replacement, since
+        # print would write a message for standard error to standard output.
+        self._stream = io.StringIO() if stream is None else stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, function: Callable[..., object], *arguments: str) -> None:
+        try:
+            function(*arguments)
+        except OSError as error:
+            self.failure = error
+            # Discard buffered and later text, since the interpreter flushes again when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
 def main(command: Callable[[], object] | None = None) -> None:
     """The entry point ``normgrad``, or that of another command whose lines end in the same way."""
-    keep_numbers()
-    before = sys.stdout, sys.stderr
-    output: Any = Stream(sys.stdout)
-    errors: Any = Stream(sys.stderr)
-    sys.stdout, sys.stderr = output, errors
-    try:
-        with ending_in_one_line():
-            (command or _run)()
-    except SystemExit:
-        output.flush()
-        # A reader that closed the pipe has read enough, so the exit status stays the result's.
-        if output.failure is None or isinstance(output.failure, BrokenPipeError):
-            raise
-        say(f"standard output: {output.failure.strerror or output.failure}")
-        sys.exit(UNUSABLE)
-    finally:
-        sys.stdout, sys.stderr = before
+    _keep_numbers()
+    output: Any = _Stream(sys.stdout)
+    errors: Any = _Stream(sys.stderr)
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            with ending_in_one_line():
+                (command or _run)()
+        except SystemExit:
+            output.flush()
+            # A reader that closed the pipe has read enough, so the exit status stays the result's.
+            if output.failure is None or isinstance(output.failure, BrokenPipeError):
+                raise
+            say(f"standard output: {output.failure.strerror or output.failure}")
+            sys.exit(UNUSABLE)
 
 
 def _run() -> None:

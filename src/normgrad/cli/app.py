@@ -11,7 +11,7 @@ import normgrad
 
 from .. import cache
 from ..operators.by_name import OPERATORS, choices_of
-from . import FAILED, aclnn, bench, capi, files, info, outputs, run, say, show, verify, warmup
+from . import FAILED, aclnn, bench, capi, files, info, run, say, show, verify, warmup
 
 
 def _signatures() -> str:
@@ -135,15 +135,15 @@ def _run(
     # Every other option is the operator's argument of the same name.
     others = ("file", "out", "operator")
     options = {k: v for k, v in context.params.items() if k not in others and v is not None}
-    path = None if out is None else outputs.named(out)
+    path = None if out is None else files.out_path(out)
     request = run.load(file, operator, options)
     kind = None if path is None else run.out_format(path, request)
     report = run.execute(request)
     # Write before printing: the reader of the output may close it.
     if path is not None and kind is not None:
-        with outputs.rewriting(path) as opened:
+        with files.rewriting(path) as opened:
             arrays = {result.name: result.array for result in report.results}
-            outputs.encode(opened, kind, arrays)
+            files.encode(opened, kind, arrays)
     for note in (*request.notes, *report.notes):
         say(f"note: {note}")
     run.show_report(request, report, path)

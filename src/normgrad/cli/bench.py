@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +13,10 @@ import typer
 
 from ..machine import this_machine, version
 from . import info, lack, show
-from .files import InputError, blaming, one_of
-from .outputs import rewriting
+from .files import InputError, blaming, one_of, rewriting
 
 if TYPE_CHECKING:
-    from ..bench.layers import Measured
+    from ..bench.layers import LayerTimes
 
 #: The dtypes of inputs and parameters that layers are timed with.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -65,10 +64,10 @@ def bench(
         if needs := lack("matplotlib"):
             raise InputError("--plot", needs)
         if plot.suffix not in PICTURES:
-            raise InputError("--plot", f"{plot}; allowed: {', '.join(PICTURES)}")
+            raise InputError("--plot", str(plot), ", ".join(PICTURES))
     most = this_machine().cores
     if threads is not None and threads > most:
-        raise InputError("--threads", f"{threads}; allowed: 1 to {most}, this process's cores")
+        raise InputError("--threads", str(threads), f"1 to {most}, this process's cores")
     if model is not None:
         _model(model)
         return
@@ -81,42 +80,34 @@ def bench(
     count = threads or most
     torch.set_num_threads(count)
     normgrad.set_num_threads(count)
-    every = layers.cases()
-    results: list[Measured] = []
-    with show.progress(len(every), "cases") as advance:
-        for case in every:
+    cases, seconds = layers.cases(), QUICK_SECONDS if quick else SECONDS
+    groups: dict[str, list[LayerTimes]] = {}
+    with show.progress(len(cases), "cases") as advance:
+        for case in cases:
             advance(str(case), 0)
-            seconds = QUICK_SECONDS if quick else SECONDS
-            results.append(layers.measure(case, getattr(torch, dtype), seconds))
+            times = layers.measure(case, getattr(torch, dtype), seconds)
+            groups.setdefault(case.timed_pass, []).append(times)
             advance(str(case))
     where = f"{info.cpu_name()}, {count} thread{'s' if count > 1 else ''}, {dtype}"
     if plot is not None:
         with rewriting(plot) as opened:
-            opened.write(_picture(results, where, plot.suffix))
-    _print(results, where)
+            opened.write(_picture(groups, where, plot.suffix))
+    _print(groups, where)
     if plot is not None:
         show.print_lines(f"written    {plot}")
 
 
-def _by_pass(results: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """The figures by the pass that was timed."""
-    return {timed_pass: [each for each in results if each.case.timed_pass == timed_pass]
-            for timed_pass in dict.fromkeys(each.case.timed_pass for each in results)}  # fmt: skip
-
-
-def _print(results: Sequence[Measured], where: str) -> None:
-    """Print a table for each pass that fits 80 columns, and what they come to."""
+def _print(groups: Mapping[str, Sequence[LayerTimes]], where: str) -> None:
+    """Print a table for each pass, which fits 80 columns, and the mean gains."""
     header = ("layer", "input", "PyTorch", "normgrad", "gain", "")
+    results = [each for group in groups.values() for each in group]
     longest = max(each.gain for each in results)
     means = []
-    for timed_pass, group in _by_pass(results).items():
+    for timed_pass, group in groups.items():
         lines = [
             (
-                each.case.name,
-                "×".join(map(str, each.case.shape)),
-                _ms(each.torch),
-                _ms(each.ours),
-                f"{each.gain:.2f}",
+                *(each.case.name, "×".join(map(str, each.case.shape))),
+                *(f"{each.torch * 1e3:.3g}", f"{each.ours * 1e3:.3g}", f"{each.gain:.2f}"),
                 "█" * max(1, round(LONGEST_BAR * each.gain / longest)),
             )
             for each in group
@@ -127,28 +118,23 @@ def _print(results: Sequence[Measured], where: str) -> None:
         f"times in ms, on {where}",
         f"as fast as PyTorch {version('torch')}: {', '.join(means)} (geometric means)",
     ]
-    from ..bench import timing
+    from ..bench.timing import NOISY
 
-    noisy = sum(each.spread > timing.NOISY for each in results)
+    noisy = sum(each.spread > NOISY for each in results)
     if noisy:
         notes.append(
-            f"noise: {noisy} of {len(results)} cases spread by more than {timing.NOISY:.0%}; the "
+            f"noise: {noisy} of {len(results)} cases spread by more than {NOISY:.0%}; the "
             "machine had other work"
         )
     show.print_lines(*notes)
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}"
-
-
-def _picture(results: Sequence[Measured], where: str, ending: str) -> bytes:
-    """A picture of the gains as bars, a panel for each pass."""
+def _picture(groups: Mapping[str, Sequence[LayerTimes]], where: str, ending: str) -> bytes:
+    """Draw the gains as bars, a panel for each pass."""
     import io
 
     from matplotlib.figure import Figure
 
-    groups = _by_pass(results)
     figure = Figure(figsize=(9, 0.5 + 0.3 * max(map(len, groups.values()))), layout="constrained")
     panels: Any = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for axes, (timed_pass, group) in zip(panels, groups.items(), strict=True):
@@ -165,7 +151,7 @@ def _picture(results: Sequence[Measured], where: str, ending: str) -> bytes:
 
 
 def _model(spec: str) -> None:
-    """Print what converting the model would bring that a function returns."""
+    """Print what converting a model would bring, which a function of the user's returns."""
     import torch
 
     from ..torch import estimate
@@ -175,17 +161,10 @@ def _model(spec: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
     with blaming(f"--model: {spec}", ImportError, AttributeError, ValueError, allowed=allowed):
         make = getattr(importlib.import_module(module), function)
-    returned = make() if callable(make) else None
-    if not (
-        isinstance(returned, tuple)
-        and len(returned) == 2
-        and isinstance(returned[0], torch.nn.Module)
-    ):
-        raise InputError(
-            "--model",
-            f"{spec} returns a {type(returned).__name__}; allowed: a model, and a tensor or a "
-            "tuple of arguments",
-        )
-    model, example = returned
-    arguments = example if isinstance(example, tuple) else (example,)
-    show.print_lines(*str(estimate(model, *arguments)).splitlines())
+    match make() if callable(make) else None:
+        case tuple((torch.nn.Module() as model, example)):
+            arguments = example if isinstance(example, tuple) else (example,)
+            show.print_lines(*str(estimate(model, *arguments)).splitlines())
+        case other:
+            text = f"{spec} returns a {type(other).__name__}"
+            raise InputError("--model", text, "a model, and a tensor or a tuple of arguments")

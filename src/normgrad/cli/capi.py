@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +24,9 @@ app = typer.Typer(
     help="The dialects as C libraries.",
 )
 
+#: The names of functions of the vendors' libraries.
+_NAME = re.compile(r"(?:acl(?:nn|rt|mdl|op|prof|tdt)?[A-Z]|Hccl[A-Z]|infini(?:op|rt|ccl)[A-Z])\w+")
+
 _Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where the libraries are, or shall be.")
 ]
@@ -38,10 +43,7 @@ def _build(out: _Out) -> None:
     from ..capi.declarations import DIALECTS
 
     try:
-        with (
-            show.progress(len(build.LIBRARIES)) as advance,
-            blaming("capi build", BuildError),
-        ):
+        with show.progress(len(build.LIBRARIES)) as advance, blaming("capi build", BuildError):
             build.build(out, advance)
     except OSError as error:
         raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
@@ -83,24 +85,44 @@ def _needs(
 
     A stub links, and returns that it is not supported. The exit status is 1 unless all are there.
     """
-    from ..capi.needs import needs
+    from ..capi.declarations import HEADERS
 
-    complete = True
+    functions = {each.name for header in HEADERS for each in header.functions}
+    stubs = {each.name for header in HEADERS for each in header.stubs}
+    is_complete = True
     for file in files:
         with blaming(file, OSError, ValueError):
-            found = needs(file)
-        typer.echo(f"{file}: {len(found.there)} of {sum(map(len, found))} functions are there")
-        for what, names in (("stub", found.stubs), ("missing", found.missing)):
-            for name in names:
+            needed = _functions_of_vendors(file, functions | stubs)
+        typer.echo(f"{file}: {len(needed & functions)} of {len(needed)} functions are there")
+        for what, names in (("stub", needed & stubs), ("missing", needed - functions - stubs)):
+            for name in sorted(names):
                 typer.echo(f"  {what}: {name}")
-                complete = False
-    raise typer.Exit(0 if complete else 1)
+                is_complete = False
+    raise typer.Exit(0 if is_complete else 1)
+
+
+def _functions_of_vendors(path: Path, known: set[str]) -> set[str]:
+    """The functions of the vendors' libraries that an object, a library or a program needs.
+
+    These are its undefined symbols, and the names in its texts, which programs pass to ``dlsym``.
+    """
+    content = path.read_bytes()
+    symbols: set[str] = set()
+    for table in ([], ["-D"]):  # a stripped program has the second one alone
+        command = ["nm", "-u", *table, str(path)]
+        nm = subprocess.run(command, capture_output=True, text=True, check=False)
+        if nm.returncode != 0:
+            raise ValueError(nm.stderr.strip().splitlines()[-1])
+        symbols |= {line.split()[-1].partition("@")[0] for line in nm.stdout.splitlines() if line}
+    texts = {text.decode() for text in re.findall(rb"(?<!\w)[A-Za-z]\w+(?=\0)", content)}
+    # Texts of this form are certainly functions, even if they are unknown here.
+    operators = filter(re.compile(r"aclnn[A-Z]\w+").fullmatch, texts)
+    return {*filter(_NAME.fullmatch, symbols), *operators} | (texts & known)
 
 
 @app.command("flags")
 def _flags(
-    out: _Out,
-    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="acl or infini.")],
+    out: _Out, dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="acl or infini.")]
 ) -> None:
     """Print what a program is compiled and linked with.
 

@@ -1,7 +1,8 @@
-"""Reading an operator's tensors from .npz and .safetensors files.
+"""Read an operator's tensors from .npz and .safetensors files, and write files atomically.
 
-Files are not trusted: nothing is unpickled, no name in an archive becomes a path, and every size
-that a header claims is compared with what the file can hold before memory is allocated for it.
+Files that are read are not trusted: nothing is unpickled, no name in an archive becomes a path, and
+every size that a header claims is compared with what the file can hold before memory is allocated
+for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from .. import dtypes, memory
 from ..dtypes import DType
 from ..unusable import shortened, shown
+from ..writing import replacing
 
 Array = npt.NDArray[Any]
 
@@ -45,15 +47,14 @@ DECODER_MEMORY = 4 << 20
 #: The largest entry that is read as a number, a word or a few flags.
 MAX_SCALAR_ELEMENTS, MAX_SCALAR_BYTES = 64, 4096
 
-_EITHER = "allowed: a .npz or .safetensors file"
+_EITHER = "a .npz or .safetensors file"
 
 
 class InputError(Exception):
     """The user's input cannot be used; the text says what is wrong and what is allowed."""
 
-    def __init__(self, subject: object, what: str) -> None:
-        """The subject is the file, or the option."""
-        super().__init__(f"{subject}: {what}")
+    def __init__(self, file_or_option: object, what: str, allowed: str = "") -> None:
+        super().__init__(f"{file_or_option}: {what}" + (f"; allowed: {allowed}" if allowed else ""))
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def blaming(subject: object, *kinds: type[Exception], allowed: str = "") -> Iter
 def one_of(subject: object, value: str, allowed: Collection[str]) -> None:
     """Check that a value is one of those allowed."""
     if value not in allowed:
-        raise InputError(subject, f"{value!r}; allowed: {', '.join(allowed)}")
+        raise InputError(subject, repr(value), ", ".join(allowed))
 
 
 class Format(Enum):
@@ -101,10 +102,6 @@ class Contents(ABC):
         self.path = path
         self._most = MAX_RATIO * size + RATIO_SLACK
 
-    def _refused(self, what: str) -> InputError:
-        """An error that says what is wrong with this file."""
-        return InputError(self.path, what)
-
     @abstractmethod
     def _entry(self, name: str) -> _Entry: ...
 
@@ -117,40 +114,31 @@ class Contents(ABC):
         except Exception as error:  # a crafted file can make a decoder raise anything
             memory.need("reading", DECODER_MEMORY)  # so can a lack of memory
             reason = shortened(f"{error}") or type(error).__name__
-            raise self._refused(
-                f"{what}: damaged or truncated ({reason}); allowed: an intact {self.format.value} "
-                "file",
-            ) from None
+            damage = f"{what}: damaged or truncated ({reason})"
+            raise InputError(self.path, damage, f"an intact {self.format.value} file") from None
 
     def tensor(self, name: str, allowed: Sequence[DType]) -> Array:
-        """An entry's array.
-
-        Raises:
-            InputError: the dtype is not among ``allowed``, or the entry cannot be read.
-        """
+        """An entry's array; an InputError unless it can be read and its dtype is allowed."""
         entry = self._entry(name)
         if dtypes.from_numpy(entry.dtype) not in allowed:
-            apart = [dtypes.bfloat16] if self.format is Format.NPZ else []
-            names = ", ".join(known.name for known in allowed if known not in apart)
-            if dtypes.bfloat16 in allowed and apart:
+            lacking = [dtypes.bfloat16] if self.format is Format.NPZ else []
+            names = ", ".join(known.name for known in allowed if known not in lacking)
+            if set(lacking) & set(allowed):
                 names += " (and bfloat16 in a .safetensors)"
-            raise self._refused(f"{name}: dtype {entry.dtype_name}; allowed: {names}")
+            raise InputError(self.path, f"{name}: dtype {entry.dtype_name}", names)
         # An array without elements may claim any number of channels at no cost in bytes, and the
         # gradients of its parameters would have as many elements.
         longest = self._most // dtypes.float64.itemsize
         if max(entry.shape, default=0) > longest:
-            raise self._refused(
-                f"{name}: shape {shown(entry.shape)} in a file this small; allowed: axes of at "
-                f"most {longest}",
-            )
+            text = f"{name}: shape {shown(entry.shape)} in a file this small"
+            raise InputError(self.path, text, f"axes of at most {longest}")
         with self._decoding(name):
             return entry.read()
 
     def value(self, name: str) -> Any:
         """The value of an entry or of the metadata: a word, a number, a boolean, a list, or None.
 
-        Raises:
-            InputError: the entry is something else, or cannot be read.
+        If the entry is something else, or cannot be read, it is an InputError.
         """
         if name in self.metadata:
             return self.metadata[name]
@@ -164,10 +152,9 @@ class Contents(ABC):
             or elements > MAX_SCALAR_ELEMENTS
             or elements * entry.dtype.itemsize > MAX_SCALAR_BYTES
         ):
-            raise self._refused(
-                f"{name}: an array of shape {shown(entry.shape)} and dtype {entry.dtype_name}; "
-                "allowed: a 0-d entry with a number, a boolean or a word",
-            )
+            array = f"an array of shape {shown(entry.shape)} and dtype {entry.dtype_name}"
+            allowed = "a 0-d entry with a number, a boolean or a word"
+            raise InputError(self.path, f"{name}: {array}", allowed)
         with self._decoding(name):
             value = entry.read().tolist()
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
@@ -187,39 +174,30 @@ class _Npz(Contents):
         # can hold it, and overlapping members would let a small file be read again and again.
         packed = sum(member.compress_size for member in members)
         if packed > size:
-            raise self._refused(
-                f"the archive: members of {packed} bytes in a file of {size}; allowed: members "
-                "beside each other",
-            )
-        total = sum(member.file_size for member in members)
-        if total > MAX_RATIO * size:
-            raise self._refused(
-                f"the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
-                f"{MAX_RATIO * size}",
-            )
+            text = f"the archive: members of {packed} bytes in a file of {size}"
+            raise InputError(path, text, "members beside each other")
+        total, most = sum(member.file_size for member in members), MAX_RATIO * size
+        if total > most:
+            text = f"the archive: {size} bytes that claim to unpack to {total}"
+            raise InputError(path, text, f"at most {most}")
         self._members: dict[str, zipfile.ZipInfo] = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in self._members:
-                twice = "there twice; allowed: one entry of each name"
-                raise self._refused(f"{shortened(name)}: {twice}")
+                raise InputError(path, f"{shortened(name)}: there twice", "one entry of each name")
             self._members[name] = member
         self.names = tuple(self._members)
 
     @contextmanager
     def _open(self, name: str) -> Iterator[Any]:
         member = self._members[name]
-        stored = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # Other methods' decoders allocate what their own headers claim.
+            method = f"{name}: compression method {member.compress_type}"
+            raise InputError(self.path, method, "stored or deflated members, as NumPy writes them")
         with self._decoding(name), warnings.catch_warnings():
             # NumPy warns of headers that Python 2 wrote, but reads them.
             warnings.simplefilter("ignore")
-            if member.compress_type not in stored:
-                # Other methods' decoders allocate what their own headers claim. NumPy never writes
-                # such members.
-                raise self._refused(
-                    f"{name}: compression method {member.compress_type}; allowed: stored or "
-                    "deflated members, as NumPy writes them",
-                )
             opened: Any
             with self._archive.open(member) as opened:
                 # The header's length follows the version, in two bytes or in four. NumPy would read
@@ -228,10 +206,8 @@ class _Npz(Contents):
                 length = int.from_bytes(start[8 : 10 if start[6:7] == b"\x01" else 12], "little")
                 is_npy = start.startswith(np.lib.format.MAGIC_PREFIX)
                 if is_npy and min(length, member.file_size) > MAX_HEADER:
-                    raise self._refused(
-                        f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
-                        "array has",
-                    )
+                    header = f"{name}: a header of {length} bytes"
+                    raise InputError(self.path, header, f"at most {MAX_HEADER}, as an array has")
                 yield opened
 
     def _entry(self, name: str) -> _Entry:
@@ -240,26 +216,24 @@ class _Npz(Contents):
             readers = {(1, 0): lib.read_array_header_1_0, (2, 0): lib.read_array_header_2_0}
             version = lib.read_magic(member)
             if version not in readers:
-                raise self._refused(f"{name}: .npy version {version}; allowed: 1.0, 2.0")
+                raise InputError(self.path, f"{name}: .npy version {version}", "1.0, 2.0")
             try:
                 shape, _, dtype = readers[version](member)
             except MemoryError:
                 # A short header can be nested too deep for Python's parser.
                 raise ValueError("its header cannot be parsed") from None
             if dtype.hasobject:
-                raise self._refused(
-                    f"{name}: an array of Python objects, which are never unpickled; allowed: "
-                    "numbers, booleans and words, and no entry at all for None",
-                )
+                objects = f"{name}: an array of Python objects, which are never unpickled"
+                allowed = "numbers, booleans and words, and no entry at all for None"
+                raise InputError(self.path, objects, allowed)
             claimed = member.tell() + math.prod(shape) * dtype.itemsize
             size = self._members[name].file_size
             if min(shape, default=0) < 0 or claimed != size:
-                raise self._refused(
-                    f"{name}: shape {shape} of {dtype} would be {claimed} bytes with its header, "
-                    f"and the entry has {size}; allowed: an intact .npz file",
-                )
-        plain = dtype.isnative and dtype.kind in "biufc"
-        dtype_name = dtype.name if plain else dtype.str if dtype.names is None else "record"
+                claim = f"shape {shape} of {dtype} would be {claimed} bytes with its header"
+                text = f"{name}: {claim}, and the entry has {size}"
+                raise InputError(self.path, text, "an intact .npz file")
+        is_number = dtype.isnative and dtype.kind in "biufc"
+        dtype_name = dtype.name if is_number else dtype.str if dtype.names is None else "record"
         return _Entry(shape, dtype, dtype_name, partial(self._read, name))
 
     def _read(self, name: str) -> Array:
@@ -272,12 +246,9 @@ class _Npz(Contents):
 _SAFETENSORS_DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "BF16": dtypes.bfloat16.numpy,
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
     **{
-        f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}")
-        for kind in "UIF"
-        for size in (2, 4, 8)
+        word: np.dtype(f"{word[0].lower()}{int(word[1:]) // 8}")
+        for word in ["U8", "U16", "U32", "U64", "I8", "I16", "I32", "I64", "F16", "F32", "F64"]
     },
 }
 
@@ -311,18 +282,14 @@ class _Safetensors(Contents):
 
 @contextmanager
 def reading(path: Path) -> Iterator[Contents]:
-    """Open a file in the format of its content, whatever its name.
-
-    Raises:
-        InputError: the file cannot be read, or has neither format.
-    """
+    """Open a file in the format of its content, whatever its name; otherwise an InputError."""
     try:
         _check_regular(path, path.stat())
         # Do not block: if a pipe has just replaced the file, opening it would wait for a writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(path, f"{reason}; {_EITHER}") from None
+        raise InputError(path, str(reason), _EITHER) from None
     with file:
         status = os.fstat(file.fileno())
         _check_regular(path, status)
@@ -331,9 +298,9 @@ def reading(path: Path) -> Iterator[Contents]:
 
 def _check_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise InputError(path, f"a directory; {_EITHER}")
+        raise InputError(path, "a directory", _EITHER)
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(path, f"not a regular file; {_EITHER}")
+        raise InputError(path, "not a regular file", _EITHER)
 
 
 def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
@@ -341,18 +308,87 @@ def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
         start = file.read(9)
         file.seek(0)
     except OSError as error:
-        raise InputError(path, f"cannot be read ({error.strerror or error}); {_EITHER}") from None
-    if not start:
-        raise InputError(path, f"an empty file; {_EITHER}")
+        raise InputError(path, f"cannot be read ({error.strerror or error})", _EITHER) from None
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _Npz(path, file, size)
     if start[8:] == b"{":
         return _Safetensors(path, file, size)
-    if start.startswith(b"\x93NUMPY"):
-        raise InputError(path, f"a .npy file, a single array without a name; {_EITHER}")
-    lacking = {
+    what = {
         ".npz": "not a .npz file: it does not begin as a zip archive",
         ".safetensors": "not a .safetensors file: it has no header",
-    }
-    neither = "neither a zip archive nor a safetensors header"
-    raise InputError(path, f"{lacking.get(path.suffix.lower(), neither)}; {_EITHER}")
+    }.get(path.suffix.lower(), "neither a zip archive nor a safetensors header")
+    if start.startswith(b"\x93NUMPY"):
+        what = "a .npy file, a single array without a name"
+    raise InputError(path, what if start else "an empty file", _EITHER)
+
+
+# Writing
+
+_ALLOWED = "the name of a file, new or old, in a folder that is there"
+
+#: The message for a file whose writing failed.
+UNCHANGED = "cannot be written; what was there is as it was"
+
+
+@contextmanager
+def blaming_file(path: Path, what: str) -> Iterator[None]:
+    """Turn an OSError into an InputError that names the file; ``what`` says what failed."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(path, f"{what} ({error.strerror or error})") from None
+
+
+def _target(path: Path) -> Path:
+    """The file that a path names, with links resolved, so that writing does not replace a link."""
+    with suppress(RuntimeError):  # Python before 3.13 raises this for a cycle of links
+        target = path.resolve()
+        if not target.is_symlink():
+            return target
+    raise InputError(path, "links in a circle", _ALLOWED)
+
+
+def out_path(name: str) -> Path:
+    """The file that ``-o`` names, which is no missing folder ("x/"), whose slash Path drops."""
+    if not name:
+        raise InputError("-o", "''", _ALLOWED)
+    path = Path(name)
+    if os.path.basename(name) in ("", ".", "..") and not path.is_dir():  # noqa: PTH119
+        raise InputError("-o", f"{name!r}, the name of a folder", _ALLOWED)
+    return path
+
+
+def check_writable(path: Path) -> None:
+    """Check before any work that :func:`rewriting` can write to a path."""
+    with blaming_file(path, "cannot be written"):
+        if path.is_dir():
+            raise InputError(path, "a directory", _ALLOWED)
+        # A device or a pipe would be replaced with a file, rather than written to.
+        if path.exists() and not path.is_file():
+            raise InputError(path, "not a regular file", _ALLOWED)
+        folder = _target(path).parent
+        if not folder.is_dir():
+            raise InputError(path, f"no folder {folder}", _ALLOWED)
+        if not os.access(folder, os.W_OK):
+            raise InputError(path, f"the folder {folder} may not be written to", _ALLOWED)
+
+
+@contextmanager
+def rewriting(path: Path) -> Iterator[BinaryIO]:
+    """Replace the file of exactly this name atomically: the old one stays until all is written."""
+    with blaming_file(path, UNCHANGED), replacing(_target(path)) as file:
+        yield file
+
+
+def encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
+    """Write arrays by name in one of the formats."""
+    if kind is Format.NPZ:
+        arrays: dict[str, Any] = dict(tensors)
+        np.savez(file, **arrays)
+        return
+    from safetensors.numpy import save
+
+    # Encoding makes a copy, and a copy of that.
+    memory.need("writing", 2 * sum(array.nbytes for array in tensors.values()))
+    # safetensors writes memory as it is, so arrays must be contiguous.
+    file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))

@@ -27,7 +27,7 @@ FEATURES = (
 )
 
 #: The title of the row with the folder of the compiled kernels.
-KEPT = "kept in"
+FOLDER = "kept in"
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
 
@@ -74,7 +74,7 @@ def kernels_kept() -> Rows:
         place = f"{cache.folder()} ({cache.size() / 2**20:.1f} MiB; `normgrad clean` empties it)"
     except (SettingError, OSError) as error:
         place = str(error)
-    return (("come from", source), (KEPT, place))
+    return (("come from", source), (FOLDER, place))
 
 
 def _kernels() -> Rows:
@@ -82,16 +82,15 @@ def _kernels() -> Rows:
         count = str(threads.get_num_threads())
     except SettingError:  # the backend's row shows the error
         count = "none"
-    return (("threads", f"{count} ({threads.VARIABLE} sets them)"), *kernels_kept(), *_library())
+    has_torch = version("torch") != NOT_INSTALLED
+    layers = [("layers run", route_of_layers())] if has_torch else []
+    return (("threads", f"{count} ({threads.VARIABLE} sets them)"), *kernels_kept(), *layers)
 
 
-def _library() -> Rows:
-    """Whether PyTorch's layers run by the C++ library, and why not, where PyTorch is installed."""
-    if version("torch") == NOT_INSTALLED:
-        return ()
+def route_of_layers() -> str:
+    """Whether PyTorch's layers run by the C++ library, or why not."""
     reason = torch_build.missing()
-    route = "by the C++ library" if reason is None else f"by Python; the C++ library is {reason}"
-    return (("layers run", route),)
+    return "by the C++ library" if reason is None else f"by Python; the C++ library is {reason}"
 
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:
@@ -121,34 +120,24 @@ def gpus_unused() -> str | None:
 
 
 def check_settings() -> None:
-    """Check that normgrad can compute on the CPU.
-
-    Raises:
-        SettingError: an environment variable has a value that is not allowed.
-        KernelError: there are no kernels for this processor, and nothing can compile them.
-    """
+    """Check that normgrad can compute on the CPU; else raise a SettingError or KernelError."""
     choice.check()
     threads.get_num_threads()
 
 
-def _verdict(reason: str | None) -> str:
-    return "usable" if reason is None else f"not used: {reason}"
-
-
 def _backends() -> Rows:
-    unused = None
     try:
         check_settings()
+        rows = [("cpu", "usable")]
     except (SettingError, KernelError) as error:
-        unused = str(error)
-    cpu = ("cpu", _verdict(unused))
+        rows = [("cpu", f"not used: {error}")]
     names = gpus()
     if not names:
-        return cpu, ("gpu", "none that CUDA's driver knows of")
+        return *rows, ("gpu", "none that CUDA's driver knows of")
     reason = gpus_unused()
-    rows = [cpu]
+    verdict = "usable" if reason is None else f"not used: {reason}"
     for index, name in enumerate(names):
-        rows.append((f"cuda:{index}", f"{name} ({_verdict(reason)})"))
+        rows.append((f"cuda:{index}", f"{name} ({verdict})"))
         if reason is None:
             rows.append(("its kernels", gpu_kernels(name)))
     return rows

@@ -6,10 +6,9 @@ import inspect
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -23,17 +22,18 @@ from ..operators.by_name import OPERATORS, choices_of
 from ..options import OPTIONS, addend, flag, integer, mask, real, sizes
 from ..plans import Plan
 from ..settings import SettingError
-from ..testing.tensors import Call
 from ..unusable import shortened
-from . import files, outputs, show
+from . import files, show
 from .files import Array, Contents, Format, InputError
+
+if TYPE_CHECKING:
+    from ..testing import Call
 
 #: The most names in a note.
 _MAX_NAMES = 8
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """One output: its L2 norm, and its largest error in units of the error bound."""
 
     name: str
@@ -47,8 +47,7 @@ class Result:
         return self.units <= 1.0
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A call with all its arguments, their file's format, and remarks on the file."""
 
     call: Call
@@ -57,8 +56,7 @@ class Request:
     notes: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The requested outputs, the calls' times after a first one that compiles, and warnings."""
 
     results: Sequence[Result]
@@ -86,10 +84,8 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 def _read(check: Callable[..., Any], value: Any) -> Any:
     """Read a value for this check from a word, a number, a boolean or a list of them.
 
-    It is the value's text that is read, in which True is no number and 1.0 no integer.
-
-    Raises:
-        LookupError, TypeError, ValueError: a value of another sort.
+    It is the value's text that is read, in which True is no number and 1.0 no integer. A value of
+    another sort is a LookupError, TypeError or ValueError.
     """
     if check is flag:
         return _FLAGS[str(value).strip().lower()]
@@ -115,10 +111,10 @@ def _operator(contents: Contents, option: str | None) -> Operator:
     reason = reprlib.repr(name)
     if name is None:
         reason = "not named; name it in an entry operator, or with --operator"
-    raise InputError(subject, f"{reason}; allowed: {', '.join(OPERATORS)}")
+    raise InputError(subject, reason, ", ".join(OPERATORS))
 
 
-def _spelled(name: str) -> str:
+def _spelling(name: str) -> str:
     """The spelling of an argument as an option."""
     return "--training or --evaluation" if name == "training" else f"--{name.replace('_', '-')}"
 
@@ -129,28 +125,23 @@ def _choices(
     known = choices_of(operator.name)
     for name in overrides:
         if name not in known:
-            raise InputError(
-                _spelled(name),
-                f"no argument of {operator.name}; allowed: {', '.join(map(_spelled, known))}",
-            )
+            allowed = ", ".join(map(_spelling, known))
+            raise InputError(_spelling(name), f"no argument of {operator.name}", allowed)
     choices = {}
     for name, default in known.items():
         value = overrides[name] if name in overrides else contents.value(name)
         if value is None:
             if default is REQUIRED:
-                raise InputError(
-                    contents.path,
-                    f"{name}: missing; {operator.name} needs it, in an entry {name} or with "
-                    f"{_spelled(name)}",
-                )
+                where = f"in an entry {name} or with {_spelling(name)}"
+                reason = f"{name}: missing; {operator.name} needs it, {where}"
+                raise InputError(contents.path, reason)
             choices[name] = default
             continue
         try:
             choices[name] = _read(OPTIONS[name], value)
         except (LookupError, TypeError, ValueError):
-            subject = _spelled(name) if name in overrides else f"{contents.path}: {name}"
-            allowed = _ALLOWED[OPTIONS[name]]
-            raise InputError(subject, f"{reprlib.repr(value)}; allowed: {allowed}") from None
+            subject = _spelling(name) if name in overrides else f"{contents.path}: {name}"
+            raise InputError(subject, reprlib.repr(value), _ALLOWED[OPTIONS[name]]) from None
     return choices
 
 
@@ -161,11 +152,9 @@ def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
     needed = [parameter.name for parameter in operator.parameters if parameter.required]
     others = [parameter.name for parameter in operator.parameters if not parameter.required]
     if missing := [name for name in needed if name not in contents.names]:
-        raise InputError(
-            contents.path,
-            f"no {', no '.join(missing)}; {operator.name} needs {', '.join(needed)}, and takes "
-            f"{', '.join(others)}",
-        )
+        tensors = f"needs {', '.join(needed)}, and takes {', '.join(others)}"
+        reason = f"no {', no '.join(missing)}; {operator.name} {tensors}"
+        raise InputError(contents.path, reason)
     return {
         name: contents.tensor(name, kind.dtypes) if name in contents.names else None
         for name, kind in ((each.name, each.kind) for each in operator.parameters)
@@ -177,52 +166,41 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
     names = [name for name in contents.names if name not in names_read]
     # Other programs write their format into every file.
     names += [name for name in contents.metadata if name not in {*names_read, "format"}]
-    if not names:
-        return ()
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     first = ", ".join(map(shortened, names[:_MAX_NAMES]))
-    return (f"{contents.path}: not used: {first}{more}",)
+    return (f"{contents.path}: not used: {first}{more}",) if names else ()
 
 
-def load(path: Path, operator: str | None, overrides: Mapping[str, Any]) -> Request:
+def load(path: Path, name: str | None, overrides: Mapping[str, Any]) -> Request:
     """Read and check a file and the command line's arguments, without computing anything.
 
-    ``operator`` and ``overrides`` are the command line's, which override the file's.
-
-    Raises:
-        InputError: the file or an argument cannot be used.
+    ``name``, the operator's, and ``overrides`` are the command line's, which override the file's.
     """
+    from ..testing import Call
+
     with files.reading(path) as contents:
-        declared = _operator(contents, operator)
-        choices = _choices(contents, declared, overrides)
-        tensors = _tensors(contents, declared)
+        operator = _operator(contents, name)
+        choices = _choices(contents, operator, overrides)
+        tensors = _tensors(contents, operator)
         notes = _unused(contents, (*tensors, *choices))
     try:
-        plan = normgrad.plan(declared.name, **tensors, **choices)
+        plan = normgrad.plan(operator.name, **tensors, **choices)
     except SettingError:
         raise
     except (TypeError, ValueError) as error:
         raise InputError(path, str(error)) from None
-    return Request(Call(declared.name, tensors, choices), plan, contents.format, notes)
+    return Request(Call(operator.name, tensors, choices), plan, contents.format, notes)
 
 
 def out_format(out: Path, request: Request) -> Format:
-    """The format to write, checked for whether it can hold the gradients.
-
-    Raises:
-        InputError: the format cannot hold them, or the file cannot be written.
-    """
-    outputs.check_writable(out)
+    """The format to write; an InputError if it cannot hold the gradients or be written."""
+    files.check_writable(out)
     kind = {each.value: each for each in Format}.get(out.suffix.lower(), request.format)
     if kind is Format.NPZ:
-        specs = zip(request.call.outputs, request.plan.output_specs, strict=True)
-        for output, spec in specs:
+        for output, spec in zip(request.call.outputs, request.plan.output_specs, strict=True):
             if spec is not None and spec.dtype is dtypes.bfloat16:
-                raise InputError(
-                    out,
-                    f"{output.name} is bfloat16, which a .npz cannot hold; allowed: a name that "
-                    "ends in .safetensors",
-                )
+                reason = f"{output.name} is bfloat16, which a .npz cannot hold"
+                raise InputError(out, reason, "a name that ends in .safetensors")
     return kind
 
 
@@ -233,14 +211,14 @@ def execute(request: Request) -> Report:
     """Compute, time and check the gradients."""
     call = request.call
     compute = partial(getattr(normgrad, call.name), **call.tensors, **call.options)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         with show.working("compiling the kernels and computing"):
             gradients = compute()
         times = timing.measure({"ours": compute}, timing.QUICK_SECONDS)
     with show.working("checking against the float64 reference"):
         results = _checked(call, (gradients,) if call.operator.out_is_tensor else gradients)
-    return Report(results, times, [*dict.fromkeys(str(each.message) for each in caught)])
+    return Report(results, times, [*dict.fromkeys(str(each.message) for each in log)])
 
 
 def _checked(call: Call, gradients: tuple[Array | None, ...]) -> list[Result]:
@@ -293,5 +271,5 @@ def _traffic(request: Request, results: Sequence[Result]) -> dict[str, int]:
     if not results:
         return {}
     names = ("grad_out", "input") if request.plan.reads_input else ("grad_out",)
-    moved = {name: request.call.given[name].nbytes for name in names}
+    moved = {name: request.call.arrays[name].nbytes for name in names}
     return moved | {each.name: each.array.nbytes for each in results if each.name == "grad_input"}

@@ -28,7 +28,7 @@ class Commands(typer.core.TyperGroup):
     """Commands that end in one line where input, a setting, memory or the user stops the work."""
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Find a command, whose help shows flags without a type."""
+        """Find a command, and show no type of its flags in the help."""
         command: Any = super().get_command(ctx, name)
         for option in command.get_params(ctx) if command is not None else ():
             if getattr(option, "is_flag", False) and option.metavar is None:
@@ -126,9 +126,8 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
         grid.add_column(overflow="fold")
     for title, group in groups:
         for index, row in enumerate(group):
-            grid.add_row(
-                Text("" if index else title, "bold"), *(Text(escaped(each)) for each in row)
-            )
+            cells = (Text(escaped(each)) for each in row)
+            grid.add_row(Text("" if index else title, "bold"), *cells)
         grid.add_section()
     print_lines(grid)
 
@@ -139,24 +138,24 @@ EVERY = 5.0
 
 @contextmanager
 def _progress_lines(total: int, noun: str) -> Iterator[Any]:
-    """Say on stderr every few seconds how much is done; yield a function that counts and labels."""
-    count, label, over = 0, "", threading.Event()
+    """Print the progress on stderr every few seconds; yield a function that counts and labels."""
+    count, label, ended = 0, "", threading.Event()
 
     def advance(text: str, step: int = 1) -> None:
         nonlocal count, label
         count, label = count + step, f": {text}"
 
-    def tell() -> None:
-        while not over.wait(EVERY):
+    def print_progress() -> None:
+        while not ended.wait(EVERY):
             say(f"{count} of {total} {noun}{label}")
 
     # A thread, since a case that hangs or compiles keeps this one waiting for minutes.
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=print_progress, daemon=True)
     thread.start()
     try:
         yield advance
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
@@ -166,19 +165,17 @@ def progress(total: int, noun: str = "") -> Iterator[Any]:
 
     With a noun for what is counted, there are lines instead of the bar where it is no terminal.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich import progress as bars
 
     console = Console(stderr=True)
     if noun and not console.is_terminal:
         with interruptible(), _progress_lines(total, noun) as advance:
             yield advance
         return
-    columns = (BarColumn(), MofNCompleteColumn(), Remaining(), TextColumn("{task.description}"))
-    with (
-        interruptible(),
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
+    count, remaining = bars.MofNCompleteColumn(), bars.TimeRemainingColumn()
+    columns = (bars.BarColumn(), count, remaining, bars.TextColumn("{task.description}"))
+    bar = bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with interruptible(), bar:
         task = bar.add_task("", total=total)
         yield lambda text, step=1: bar.update(task, advance=step, description=text)
 

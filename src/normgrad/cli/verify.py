@@ -15,13 +15,11 @@ from rich.text import Text
 
 from .. import devices
 from ..unusable import shown
-from . import FAILED, escaped, info, lack, outputs, say, show
+from . import FAILED, escaped, files, info, lack, say, show
 from .files import InputError, blaming
 
 if TYPE_CHECKING:
-    from ..testing.cases import Case
-    from ..testing.outcomes import Judged
-    from ..testing.trials import Trial
+    from ..testing import Case, Judged, Trial
 
 #: The page's name, unless another is given.
 PAGE = "normgrad-verify.html"
@@ -86,9 +84,9 @@ def verify(
     """
     if report is None and only is None:
         report = PAGE
-    page = None if report is None else outputs.named(report)
+    page = None if report is None else files.out_path(report)
     if page is not None:
-        outputs.check_writable(page)
+        files.check_writable(page)
         if needs := lack("jinja2", "matplotlib"):
             raise InputError("--report", f"the page {needs}")
     if backend is None:
@@ -101,7 +99,7 @@ def verify(
             trials += [_try(spec, quick, only)]
         if not any(trial.judged for trial in trials):
             where = f"no case {'of --quick ' if quick else ''}has {shown(only)} in its name"
-            raise InputError("--only", f"{where}; allowed: a part of one")
+            raise InputError("--only", where, "a part of one")
         passed = all(trial.passed for trial in trials)
         if not alone:
             trials += _beside(backend, quick, only, trials)
@@ -135,11 +133,11 @@ def _ours() -> list[str]:
 
 
 def _beside(
-    backend: str | None, quick: bool, only: str | None, tried: Sequence[Trial]
+    backend: str | None, quick: bool, only: str | None, trials: Sequence[Trial]
 ) -> list[Trial]:
     """Try the implementation to compare the first with: PyTorch, or normgrad."""
     other = "torch" if backend is None else "normgrad"
-    if tried[0].suite != "operators" or other == (backend or "").partition(":")[0]:
+    if trials[0].suite != "operators" or other == (backend or "").partition(":")[0]:
         return []
     try:
         trial = _try(other, quick, only, compared=quick)
@@ -150,8 +148,7 @@ def _beside(
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
-    from ..testing.subjects import SubjectError
-    from ..testing.trials import try_cases
+    from ..testing import SubjectError, try_cases
 
     def wanted(case: Case) -> bool:
         return not compared or case.topic.name in _COMPARED
@@ -176,16 +173,16 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
     when = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     # Leave out the local folders, as the page is for others to read.
     machine = [
-        (title, [(name, value) for name, value in facts if name != info.KEPT])
+        (title, [(name, value) for name, value in facts if name != info.FOLDER])
         for title, facts in info.gather()
     ]
     text = page(trials, command, when, machine)
-    with outputs.rewriting(path) as file:
+    with files.rewriting(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _conclude(trials: Sequence[Trial]) -> None:
-    """Print the verdict on each implementation under test, after all that is said of others."""
+    """Print the verdict on each implementation under test."""
     from ..testing import report
 
     for trial in trials:

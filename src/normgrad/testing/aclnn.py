@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ctypes import c_bool, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
@@ -35,16 +35,16 @@ from .libraries import (
     Steps,
     Tensor,
     both,
-    described,
-    mishandled,
-    only_checked,
+    check_only,
     our_library,
+    redescribe,
+    with_mistakes,
 )
+from .memory import Watched, guarded
 from .neighbours import Neighbours, keeps, neighbours
 from .outcomes import Outcome
 from .subjects import OTHER_BITS, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
-from .watched import Watched, guarded
 
 #: The function of phase 1 is the operator's with this at the end.
 _PHASE_1 = "GetWorkspaceSize"
@@ -110,26 +110,24 @@ class Aclnn(Steps):
 
     def run(self) -> None:
         request, functions = self.request, self.functions
-        self._require(f"{request.operator}{_PHASE_1}", request.computed_by or request.operator)
+        check = f"{request.operator}{_PHASE_1}"
+        self._require(check, request.computed_by or request.operator)
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
-        functions.call(
-            f"{request.operator}{_PHASE_1}",
-            *handles.values(),
+        places = (
             self.unless("workspaceSize: no place for it", size),
             self.unless("executor: no place for it", executor),
         )
+        functions.call(check, *handles.values(), *places)
         if request.computes:
-            if request.runs > 1 or "executor: destroyed" in request.wrong:
+            if request.runs > 1 or "executor: destroyed" in request.mistakes:
                 self._require("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
                 functions.call("aclSetAclOpExecutorRepeatable", executor.value)
-                self.argument(
-                    "executor", self.track(executor.value or 0, "aclDestroyAclOpExecutor")
-                )
-            between = "destroyed between the phases"
-            self.destroy(
-                *(h for name, h in handles.items() if f"{name}: {between}" in request.wrong)
-            )
+                handle = self.track(executor.value or 0, "aclDestroyAclOpExecutor")
+                self.argument("executor", handle)
+            for name, handle in handles.items():
+                if f"{name}: destroyed between the phases" in request.mistakes:
+                    self.destroy(handle)
             self._compute(executor.value, size.value)
         self.destroy(*(each for each in self.living if each not in self.blocks.values()))
 
@@ -169,7 +167,7 @@ class Aclnn(Steps):
         handle = self.unless("executor: null", executor)
         name = request.computed_by or request.operator
         before = Outcome()
-        for _ in range(2 if "executor: used again" in request.wrong else request.runs):
+        for _ in range(2 if "executor: used again" in request.mistakes else request.runs):
             functions.call(name, *workspace, handle, self.stream)
             functions.call("aclrtSynchronizeStream", self.stream)
             if request.runs > 1:
@@ -185,7 +183,7 @@ class Aclnn(Steps):
         if not isinstance(value, tuple):
             return value
         entries = (c_bool * len(value))(*value)
-        handle = self._created("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
+        handle = self._create("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
         return self.argument(name, handle)
 
     def _tensor(self, name: str, tensor: Tensor) -> int:
@@ -198,7 +196,7 @@ class Aclnn(Steps):
         dims, steps, sizes = (
             (c_int64 * len(each))(*each) for each in (tensor.dims, tensor.strides, storage)
         )
-        return self._created(
+        return self._create(
             "aclCreateTensor",
             "aclDestroyTensor",
             *(dims, len(dims), _CODES[tensor.dtype_name]),
@@ -207,7 +205,7 @@ class Aclnn(Steps):
             self._block(name) + start,
         )
 
-    def _created(self, creator: str, destroyer: str, *arguments: Any) -> int:
+    def _create(self, creator: str, destroyer: str, *arguments: Any) -> int:
         handle: int | None = self.functions.ask(creator, *arguments)
         if not handle:
             raise RefusedError("null", creator, self.functions.last_error())
@@ -239,7 +237,7 @@ class Case(LibraryCase):
         counter: the dtype of elemt's counter.
         description: an unusual but legal description, one of :func:`near`'s ``legal``.
         no_strides: whether contiguous tensors are created without strides.
-        more: whether unwanted outputs are given too, and the statistics that the mode ignores.
+        more: whether unwanted outputs have memory too, and the statistics that the mode ignores.
         runs: how often the executor runs.
     """
 
@@ -267,10 +265,10 @@ class Case(LibraryCase):
 
     def call(self) -> Call:
         call = super().call()
-        if "count" in call.given:
-            call.tensors["count"] = call.given["count"].astype(self.counter)
-        if self.saved_variance and "save_invstd" in call.given:
-            invstd = call.given["save_invstd"]
+        if "count" in call.arrays:
+            call.tensors["count"] = call.arrays["count"].astype(self.counter)
+        if self.saved_variance and "save_invstd" in call.arrays:
+            invstd = call.arrays["save_invstd"]
             with np.errstate(all="ignore"):
                 variance = (1 / invstd.astype(np.float64) ** 2 - EPS).astype(invstd.dtype)
             call.tensors["save_invstd"] = lay_out(variance, self.vectors)
@@ -289,7 +287,7 @@ class Case(LibraryCase):
     def request(self) -> Request:
         call = self.call()
         translation = _TRANSLATIONS[self.kind]
-        arrays, written = self._memory(call, self.more)
+        arrays, outputs = self._memory(call, self.more)
         if self.more and self.kind == "eval":  # evaluation ignores the saved statistics
             nothing = np.zeros(0, arrays["input"].dtype)
             arrays["saveMean"], arrays["saveInvstd"] = guarded(nothing), guarded(nothing)
@@ -304,7 +302,7 @@ class Case(LibraryCase):
             format = self.format if name in _DATA else "ND"
             values[name] = Tensor.of(array, format, self.no_strides)
         arguments = {row.name: values.get(row.name) for row in translation.contract.rows}
-        request = Request(self.operator, arguments, written, runs=self.runs)
+        request = Request(self.operator, arguments, outputs, runs=self.runs)
         if self.description:
             request = near(self.kind, self.product).legal[self.description](request)
         if self.is_mistake:
@@ -321,13 +319,13 @@ class Case(LibraryCase):
 @cache
 def near(kind: str, product: Product) -> Neighbours:
     """The calls near the plain call of a kind. The product must have the kind's operator."""
-    base = _plain(kind, product)
+    base = _base_case(kind, product)
     contract = _TRANSLATIONS[kind].contract
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
     return neighbours(contract, product, base.request(), words)
 
 
-def _plain(kind: str, product: Product) -> Case:
+def _base_case(kind: str, product: Product) -> Case:
     """The plain call with all optional tensors."""
     (base,) = suite.part(Topic.PLAIN, kind)
     return _case(product, base, more=True)
@@ -339,25 +337,25 @@ def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
     translation = _TRANSLATIONS[kind]
     operator, contract = translation.contract.name, translation.contract
     if operator not in product.operators:
-        return mishandled(f"on {product.name}", computes=False)
+        return with_mistakes(f"on {product.name}", computes=False)
     changes = dict(near(kind, product).illegal)
-    base = _plain(kind, product).request()
+    base = _base_case(kind, product).request()
     for row in contract.parameters:
-        changes |= mishandled(f"{row.name}: destroyed", computes=False)
+        changes |= with_mistakes(f"{row.name}: destroyed", computes=False)
         if row.is_output:
             one_place = {"strides": (0,) * len(base.tensors[row.name].dims)}
-            change = both(partial(described, [row.name], one_place), only_checked)
+            change = both(partial(redescribe, [row.name], one_place), check_only)
             changes[f"{row.name}: one place for all elements"] = change
     if any(scalar.is_pointer for scalar in contract.scalars):
-        changes |= mishandled("outputMask: destroyed", computes=False)
+        changes |= with_mistakes("outputMask: destroyed", computes=False)
     places = ("workspaceSize: no place for it", "executor: no place for it")
-    changes |= mishandled(*places, computes=False)
-    changes |= mishandled("executor: null", "executor: used again", "executor: destroyed")
+    changes |= with_mistakes(*places, computes=False)
+    changes |= with_mistakes("executor: null", "executor: used again", "executor: destroyed")
     for other in sorted(product.operators & {*_TESTED} - {operator})[:1]:
         changes[f"executor: handed to {other}"] = partial(replace, computed_by=other)
-    changes |= mishandled("workspace: null", "workspace: a byte short")
+    changes |= with_mistakes("workspace: null", "workspace: a byte short")
     names = ("gradOut", translation.outputs[0])
-    changes |= mishandled(*(f"{name}: destroyed between the phases" for name in names))
+    changes |= with_mistakes(*(f"{name}: destroyed between the phases" for name in names))
     # Of two mistakes, the null pointer must be reported.
     nulls = "gradOut: float64, and input: null"
     changes[nulls] = both(changes["gradOut: float64"], changes["input: null"])
@@ -368,12 +366,7 @@ def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
 
 _LAYOUTS = ("channels_last", "sliced", "transposed", "odd", "expanded")
 #: A shape for each number of axes that a format has.
-_OF_RANK: Mapping[int, Shape] = {
-    2: (9, 4),
-    3: (3, 4, 25),
-    4: (3, 4, 5, 7),
-    5: (2, 4, 3, 5, 2),
-}
+_OF_RANK: Mapping[int, Shape] = {2: (9, 4), 3: (3, 4, 25), 4: (3, 4, 5, 7), 5: (2, 4, 3, 5, 2)}
 
 
 def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
@@ -383,7 +376,6 @@ def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
 
 
 def _is_legal(case: Case) -> bool:
-    """Whether the product's contract allows the case's call."""
     contract = _TRANSLATIONS[case.kind].contract
     return keeps(contract, case.product, case.request())
 
@@ -415,7 +407,7 @@ def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
 
 def _at_rules(product: Product, kind: str) -> Iterator[Case]:
     """Calls that just keep each rule; the dtypes take turns."""
-    base = replace(_plain(kind, product), topic=Topic.VALUES)
+    base = replace(_base_case(kind, product), topic=Topic.VALUES)
     for description, dtype in zip(near(kind, product).legal, itertools.cycle(product.dtypes)):
         yield replace(
             base, dtype=dtype, description=description, parameters=dtype if dtype in HALVES else ""
@@ -433,13 +425,11 @@ def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
         case = _case(product, each)
         if topic is Topic.SHAPES:
             case = replace(case, no_strides=len(each.shape) % 2 == 0)
-            if each.channel_axis != 1 or not _is_legal(case):
-                continue
-        elif topic is Topic.SIZES:
-            if not _is_legal(case):
-                continue
         elif topic is Topic.MASKS:
             case = replace(case, more=each.layout != "contiguous")
+        is_checked = topic in (Topic.SHAPES, Topic.SIZES)
+        if is_checked and not (each.channel_axis == 1 and _is_legal(case)):
+            continue
         yield case
         if topic is Topic.VECTORS and each.vectors == "sliced" and kind != "elemt":
             yield replace(case, vectors_out="sliced")
@@ -459,20 +449,20 @@ def _all(product: Product) -> tuple[Case, ...]:
     """The cases, topic by topic."""
     offered = product.operators
     kinds = [kind for kind, each in _TRANSLATIONS.items() if each.contract.name in offered]
-    by_topic: dict[Topic, Iterable[Case]] = {
-        topic: itertools.chain(*(_of_operators(product, kind, topic) for kind in kinds))
-        for topic in Topic
-        if topic is not Topic.MEMORY  # the suite's own checks of a library's memory would show
-    }
-    by_topic[Topic.PLAIN] = (_plain(kind, product) for kind in kinds)
-    values = (make(product, kind) for make in (_values, _at_rules) for kind in kinds)
-    by_topic[Topic.VALUES] = itertools.chain.from_iterable(values)
-    wrong = (
-        varied(replace(_plain(kind, product), topic=Topic.MISTAKES), change=mistakes(kind, product))
-        for kind in ("train", "reduce", "elemt", "group_norm")
-    )
-    by_topic[Topic.MISTAKES] = itertools.chain.from_iterable(wrong)
-    return tuple(itertools.chain(*by_topic.values()))
+    cases: list[Case] = []
+    for topic in Topic:
+        if topic is Topic.PLAIN:
+            cases += [_base_case(kind, product) for kind in kinds]
+        elif topic is Topic.VALUES:
+            for make in (_values, _at_rules):
+                cases += [case for kind in kinds for case in make(product, kind)]
+        elif topic is Topic.MISTAKES:
+            for kind in ("train", "reduce", "elemt", "group_norm"):
+                base = replace(_base_case(kind, product), topic=topic)
+                cases += varied(base, change=mistakes(kind, product))
+        elif topic is not Topic.MEMORY:  # the suite's own checks of a library's memory would show
+            cases += [case for kind in kinds for case in _of_operators(product, kind, topic)]
+    return tuple(cases)
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:

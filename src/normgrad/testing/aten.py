@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,32 +13,40 @@ from ..operators.by_name import FUNCTIONS
 from ..torch.schemas import ATEN
 
 #: ATen's functions that update running statistics in place. normgrad's return new ones.
-_CHANGING = ("batch_norm", "batch_norm_gather_stats_with_counts")
+_IN_PLACE = ("batch_norm", "batch_norm_gather_stats_with_counts")
 _RUNNING = ("running_mean", "running_var")
 
-_THREADS = torch.get_num_threads()
+
+def operators() -> SimpleNamespace:
+    """The operators that ``torch.ops.aten`` has, on the CPU and on GPUs, as a subject has them."""
+    threads = torch.get_num_threads()
+    return SimpleNamespace(
+        **{name: _under_our_name(name) for name in ATEN},
+        framework="torch",
+        device="cpu",
+        set_num_threads=lambda count: torch.set_num_threads(count or threads),
+    )
 
 
 def _under_our_name(name: str) -> Callable[..., Any]:
     """A function with the signature of normgrad's, less options ATen lacks, that calls ATen."""
     theirs = ATEN[name]
     ours = inspect.signature(FUNCTIONS[name])
-    parameters = [
-        each for each in ours.parameters.values() if each.name not in ("channel_axis", "out")
-    ]
+    lacking = ("channel_axis", "out")
+    parameters = [each for each in ours.parameters.values() if each.name not in lacking]
     signature = ours.replace(parameters=parameters)
 
     def function(*tensors: Any, **options: Any) -> Any:
         bound = signature.bind(*tensors, **options)
         bound.apply_defaults()
-        # A given invstd already includes eps.
+        # The invstd of a call already includes eps.
         values: dict[str, Any] = {"eps": 0.0, **bound.arguments}
         values.setdefault("bias", values.get("weight"))  # ATen's gradient reads only its shape
-        if name in _CHANGING:
+        if name in _IN_PLACE:
             running = [name for name in _RUNNING if values[name] is not None]
             values |= {name: values[name].clone() for name in running}
         result = getattr(torch.ops.aten, theirs.name)(*theirs.arguments_of(values))
-        if name not in _CHANGING:
+        if name not in _IN_PLACE:
             return result
         if not values.get("training", True):
             return result[:1]
@@ -45,20 +54,3 @@ def _under_our_name(name: str) -> Callable[..., Any]:
 
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
-
-
-class Aten:
-    """The operators that ``torch.ops.aten`` has, on the CPU and on GPUs."""
-
-    name = f"torch {torch.__version__}"
-    framework = "torch"
-    device = "cpu"
-
-    @staticmethod
-    def set_num_threads(count: int | None) -> None:
-        """Set PyTorch's number of threads; None restores the number that it started with."""
-        torch.set_num_threads(count or _THREADS)
-
-
-for _name in ATEN:
-    setattr(Aten, _name, staticmethod(_under_our_name(_name)))

@@ -62,7 +62,7 @@ class Functions:
         if status:
             text = f"status {status}"
             with suppress(ValueError):
-                text = type(self._known[name].refusal)(status).name
+                text = type(self._known[name].statuses.refusal)(status).name
             raise RefusedError(text, name, self.last_error())
 
     def last_error(self) -> str:

@@ -92,12 +92,12 @@ class Case:
     def name(self) -> str:
         """A unique line for the case: the fields of every name, then those that are not default."""
         words = [self.topic.name.lower(), self.kind]
-        words += [_spelled(getattr(self, name)) for name in self._always_named]
+        words += [_spelling(getattr(self, name)) for name in self._always_named]
         for field in sorted(fields(self), key=lambda field: field.name == "change"):
             value = getattr(self, field.name)
             is_listed = field.name in (*self._always_named, *self._never_named)
             if value != field.default and not is_listed:
-                words.append(f"{field.name}={_spelled(value)}")
+                words.append(f"{field.name}={_spelling(value)}")
         return "/".join(words)
 
     def __str__(self) -> str:
@@ -154,15 +154,15 @@ class Case:
         )
         call.tensors.update(dict.fromkeys(self.absent))
         if self.vectors != "contiguous":
-            for name, value in call.given.items():
+            for name, value in call.arrays.items():
                 if changes.is_vector(call, name):
                     call.tensors[name] = lay_out(value, self.vectors)
         if self.mask:
-            call.options |= changes.masked(call, self.mask)
+            call.options |= changes.mask_options(call, self.mask)
         if self.out in IN_PLACE:
             call.give(call.tensors[IN_PLACE[self.out]])
         elif self.out:
-            like = call.given["input"]
+            like = call.arrays["input"]
             call.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
         return call
 
@@ -187,7 +187,7 @@ def thinned(cases: Iterable[_Case], step: int) -> Iterator[_Case]:
                 yield case
 
 
-def _spelled(value: object) -> str:
+def _spelling(value: object) -> str:
     """Spell a field's value for a name: a shape as 2x3, a mask as 101, names joined by +."""
     if isinstance(value, tuple):
         if isinstance(value[0], bool):

@@ -41,7 +41,7 @@ def _kinds(call: Call) -> dict[str, Kind]:
     return {parameter.name: parameter.kind for parameter in call.operator.parameters}
 
 
-def masked(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
+def mask_options(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
     """The options that say which outputs to compute."""
     if call.name == "batch_norm_backward_reduce":
         return dict(zip(("input_g", "weight_g", "bias_g"), mask, strict=True))
@@ -50,49 +50,40 @@ def masked(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
 
 def _data(call: Call) -> dict[str, Array]:
     kinds = _kinds(call)
-    return {name: value for name, value in call.given.items() if kinds[name] is Kind.DATA}
+    return {name: value for name, value in call.arrays.items() if kinds[name] is Kind.DATA}
 
 
 def _has(*names: str) -> Callable[[Call], bool]:
-    return lambda call: call.given.keys() >= set(names)
+    return lambda call: call.arrays.keys() >= set(names)
 
 
-def _changed(call: Call, name: str, change: Callable[[Array], Array | None]) -> None:
-    call.tensors[name] = change(call.given[name])
+def _replace(call: Call, name: str, change: Callable[[Array], Array | None]) -> None:
+    call.tensors[name] = change(call.arrays[name])
 
 
 def _fill(call: Call, values: Mapping[str, float]) -> None:
     """Fill each of these tensors that the call has with one value."""
-    for name in call.given.keys() & values:
-        _changed(call, name, partial(np.full_like, fill_value=values[name]))
+    for name in call.arrays.keys() & values:
+        _replace(call, name, partial(np.full_like, fill_value=values[name]))
 
 
 def of_tensor(name: str, change: Callable[[Array], Array | None]) -> Change:
     """A change of one tensor, to None if it is left out; it fits calls that have the tensor."""
-    return Change(name, lambda call: _changed(call, name, change), _has(name))
+    return Change(name, lambda call: _replace(call, name, change), _has(name))
 
 
 # Special values
 
 
 def _put(name: str, value: float, *places: Any) -> Change:
-    """Put a value in these places of a tensor, each given by its indices."""
+    """Put a value in these places of a tensor, each given by its indices, or in one channel."""
 
-    def put(values: Array) -> Array:
-        values = values.copy()
-        for place in places:
-            values[place] = value
-        return values
-
-    return of_tensor(name, put)
-
-
-def _special_channel(name: str, value: float) -> Change:
     def put(values: Array) -> Array:
         values = values.copy()
         # The last axis longer than 1: values per row have length 1 on the normalised axes.
         axis = max(axis for axis, size in enumerate(values.shape) if size > 1)
-        np.moveaxis(values, axis, 0)[1] = value
+        for place in places or ((*[slice(None)] * axis, 1),):
+            values[place] = value
         return values
 
     return of_tensor(name, put)
@@ -148,7 +139,7 @@ def _subnormal(call: Call) -> None:
     """Make the input subnormal, and the factors such that the output is of ordinary size."""
     rng = np.random.default_rng(6)
     least = np.finfo(np.float32).smallest_subnormal
-    old = call.given["input"]
+    old = call.arrays["input"]
     call.tensors["input"] = (rng.integers(-(2**20), 2**20, old.shape) * least).astype(old.dtype)
     _fill(call, {"mean": 0, "bias": 0, "invstd": 2.0**62, "weight": 2.0**62})
 
@@ -188,11 +179,11 @@ TWISTS: Mapping[str, Change] = {
         for word, value in _SPECIAL_VALUES.items()
     },
     **{
-        f"{word} in {name}": _special_channel(name, value)
+        f"{word} in {name}": _put(name, value)
         for name in _VECTORS
         for word, value in {**_SPECIAL_VALUES, "0": 0.0}.items()
     },
-    "negative running_var": _special_channel("running_var", -1.0),
+    "negative running_var": _put("running_var", -1.0),
     "all terms positive": Change("input", _all_positive),
     LONG_SUMS: Change("input", _thirds, _sums),
     **{
@@ -226,7 +217,7 @@ def _no_divisor(call: Call) -> None:
     call.options["num_groups"] = 3
     for name in ("mean", "rstd"):
         if name in call.tensors:
-            _changed(call, name, lambda old: np.concatenate([old, old], -1)[..., :3])
+            _replace(call, name, lambda old: np.concatenate([old, old], -1)[..., :3])
 
 
 def _short(values: Array) -> Array:
@@ -244,7 +235,7 @@ def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
 
 def _with_out(make: Callable[[Array], Array]) -> Change:
     """A change that gives the call a data output, which ``make`` makes from the input."""
-    return Change("out", lambda call: call.give(make(call.given["input"])))
+    return Change("out", lambda call: call.give(make(call.arrays["input"])))
 
 
 def _read_only(like: Array) -> Array:
@@ -255,7 +246,7 @@ def _read_only(like: Array) -> Array:
 
 def _partly_over(call: Call) -> None:
     """Give an output whose memory begins one element after the start of the input's."""
-    old = call.given["input"]
+    old = call.arrays["input"]
     memory = np.concatenate([old.reshape(-1), np.zeros(1, old.dtype)])
     call.tensors["input"] = memory[:-1].reshape(old.shape)
     call.give(memory[1:].reshape(old.shape))
@@ -302,17 +293,19 @@ def mistakes(call: Call) -> dict[str, Change]:
     by_name: dict[str, Change] = {}
     for parameter in call.operator.parameters:
         name = parameter.name
-        if name not in call.given:
+        if name not in call.arrays:
             continue
         # The input's shape is the one that the others are compared with.
-        tried: dict[str, Callable[[Array], Array | None]] = {}
+        alterations: dict[str, Callable[[Array], Array | None]] = {}
         if name != "input":
-            tried |= _TENSOR_MISTAKES[parameter.kind]
+            alterations |= _TENSOR_MISTAKES[parameter.kind]
         if parameter.kind is not Kind.COUNT:
-            tried |= _FLOAT_MISTAKES
+            alterations |= _FLOAT_MISTAKES
         if parameter.required:
-            tried["missing"] = lambda old: None
-        by_name |= {f"{name}: {title}": of_tensor(name, change) for title, change in tried.items()}
+            alterations["missing"] = lambda old: None
+        by_name |= {
+            f"{name}: {title}": of_tensor(name, change) for title, change in alterations.items()
+        }
     if "num_groups" in call.choices:
         by_name["num_groups: no divisor"] = Change("num_groups", _no_divisor)
     one_axis = _reshaped(lambda shape: (-1,))

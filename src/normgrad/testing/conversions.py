@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -31,17 +31,8 @@ class Counterpart(NamedTuple):
     fetch: Callable[[], object] = lambda: None
 
 
-def to_numpy(value: Array) -> Counterpart:
-    """The array itself."""
-    return Counterpart(value)
-
-
 def to_torch(value: Array, device: str = "cpu") -> Counterpart:
-    """A PyTorch tensor with the array's values and strides on a device of PyTorch's.
-
-    Raises:
-        NotOfferedError: PyTorch has no negative strides.
-    """
+    """A PyTorch tensor with the array's values and strides on a device of PyTorch's."""
     import torch
 
     if any(stride < 0 for stride in value.strides):
@@ -60,25 +51,11 @@ def to_torch(value: Array, device: str = "cpu") -> Counterpart:
 
 
 def to_dlpack(value: Array, from_dlpack: Callable[[Any], Any]) -> Counterpart:
-    """What a framework's ``from_dlpack`` makes of the array's memory, which it may copy.
-
-    Raises:
-        NotOfferedError: the framework refuses it.
-    """
+    """What a framework's ``from_dlpack`` makes of the array's memory, which it may copy."""
     try:
         return Counterpart(from_dlpack(dlpack.producer_of(value)))
     except Exception as error:
         raise NotOfferedError(f"from_dlpack: {first_line(error)}") from None
-
-
-#: What makes a function that passes arrays, by an implementation's ``framework``.
-FRAMEWORKS: Mapping[str, Callable[[Any, str], Callable[[Array], Counterpart]]] = {
-    "numpy": lambda operators, device: to_numpy,
-    "torch": lambda operators, device: lambda value: to_torch(value, device),
-    "dlpack": lambda operators, device: (
-        lambda value: to_dlpack(value, getattr(operators, "from_dlpack", lambda producer: producer))
-    ),
-}
 
 
 def to_array(value: Any) -> Array:
@@ -92,9 +69,9 @@ def to_array(value: Any) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
-        if tensor.dtype == torch.bfloat16:
-            return np.asarray(tensor.view(torch.uint16).numpy().view(_BFLOAT16))
-        return np.asarray(tensor.numpy())
+        half = tensor.dtype == torch.bfloat16
+        array = tensor.view(torch.uint16).numpy().view(_BFLOAT16) if half else tensor.numpy()
+        return np.asarray(array)
     if hasattr(value, "__array__"):
         array = np.asarray(value)
         if array.dtype.hasobject:
@@ -114,11 +91,7 @@ def to_array(value: Any) -> Array:
 
 
 def outputs(call: Call, result: Any) -> dict[str, Array]:
-    """A result's arrays by name; it is a tuple in normgrad's order, or the only output.
-
-    Raises:
-        TypeError: something else is in it.
-    """
+    """A result's arrays by name; it is a tuple in normgrad's order, or the only output."""
     values = (result,) if call.operator.out_is_tensor else tuple(result)
     pairs = zip(call.results, values, strict=False)
     return {name: to_array(value) for name, value in pairs if value is not None}
@@ -126,4 +99,4 @@ def outputs(call: Call, result: Any) -> dict[str, Array]:
 
 def first_line(error: Exception) -> str:
     """The first line of an exception's text."""
-    return next(iter(str(error).splitlines()), "")
+    return str(error).partition("\n")[0]

@@ -22,7 +22,7 @@ from ..infiniop import (
 from . import changes
 from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
-from .libraries import Change, LibraryCase, Request, Steps, Tensor, both, mishandled
+from .libraries import Change, LibraryCase, Request, Steps, Tensor, both, with_mistakes
 from .neighbours import neighbours
 from .suite import LONG, RATIOS, SIZES
 from .tensors import HALVES, Array, Call, Shape, make
@@ -69,7 +69,7 @@ class Infiniop(Steps):
 
     def run(self) -> None:
         handle = self._create("handle")
-        tensors = {name: self._described(each) for name, each in self.request.tensors.items()}
+        tensors = {name: self._describe(each) for name, each in self.request.tensors.items()}
         owner = self.argument("handle", handle)
         values = [self.argument(name, each) for name, each in tensors.items()]
         operator = self._create("operator", (owner,), values)
@@ -103,7 +103,7 @@ class Infiniop(Steps):
         self.functions.call(creator, *before, self._to(creator, pointer), *after)
         return self.track(pointer.value or 0, destroyer)
 
-    def _described(self, tensor: Tensor) -> int:
+    def _describe(self, tensor: Tensor) -> int:
         rank = len(tensor.dims)
         dims, steps = (c_size_t * rank)(*tensor.dims), (c_ssize_t * rank)(*tensor.strides)
         strides = None if tensor.null_strides else steps
@@ -171,27 +171,26 @@ class Case(LibraryCase):
     def unchanged(self) -> Call:
         """The functional operator's call, except that save_invstd holds the variance."""
         call = super(Case, replace(self, parameters=self.dtype)).unchanged()
-        x = call.given["input"]
+        x = call.arrays["input"]
         variance = x.astype(np.float64).var((0, 2)) if x.size else np.ones(x.shape[1])
         call.tensors["save_invstd"] = variance.astype(x.dtype)
-        for name, value in call.given.items():
+        for name, value in call.arrays.items():
             call.tensors[name] = self._vector_out(_NAMES[name], value)
         return call
 
     def request(self) -> Request:
-        arrays, written = self._memory(self.call())
+        arrays, outputs = self._memory(self.call())
         arguments: dict[str, Any] = {
             row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
             for row in CONTRACT.rows
         }
-        if self.loose:
-            for name, tensor in arguments.items():
-                pairs = zip(tensor.dims, tensor.strides, strict=True)
-                loose = tuple(77 if size == 1 else step for size, step in pairs)
-                arguments[name] = replace(tensor, strides=loose)
+        for name, tensor in arguments.items() if self.loose else ():
+            pairs = zip(tensor.dims, tensor.strides, strict=True)
+            steps = tuple(77 if size == 1 else step for size, step in pairs)
+            arguments[name] = replace(tensor, strides=steps)
         empty = (name for name, each in arrays.items() if self.null == "memory" and not each.size)
-        wrong = frozenset(f"{name}: null memory" for name in empty)
-        request = Request(_RUN, arguments, written, wrong)
+        null_memory = frozenset(f"{name}: null memory" for name in empty)
+        request = Request(_RUN, arguments, outputs, null_memory)
         return mistakes()[self.change](request) if self.is_mistake else request
 
     def _vector_out(self, name: str, values: Array) -> Array:
@@ -205,24 +204,24 @@ class Case(LibraryCase):
 
 # Mistakes
 
-_PLAIN = Case(Topic.PLAIN)
+_BASE_CASE = Case(Topic.PLAIN)
 
 
 @cache
 def mistakes() -> Mapping[str, Change]:
     """The mistakes to try in the plain call, by name."""
-    near = neighbours(CONTRACT, ANY_PRODUCT, _PLAIN.request(), DTYPES)
+    near = neighbours(CONTRACT, ANY_PRODUCT, _BASE_CASE.request(), DTYPES)
     changes = dict(near.illegal)
     for name in (*OUTPUTS, *INPUTS):
-        changes |= mishandled(f"{name}: destroyed", computes=False)
-        changes |= mishandled(f"{name}: null memory")
-    changes |= mishandled("handle: null", "handle: destroyed", "operator: null", computes=False)
-    changes |= mishandled("operator: null when computing", "operator: destroyed")
+        changes |= with_mistakes(f"{name}: destroyed", computes=False)
+        changes |= with_mistakes(f"{name}: null memory")
+    changes |= with_mistakes("handle: null", "handle: destroyed", "operator: null", computes=False)
+    changes |= with_mistakes("operator: null when computing", "operator: destroyed")
     for creator, destroyer in (*_MAKERS.values(), (_SIZE, "")):
-        changes |= mishandled(f"{creator}: no place for the result", computes=False)
+        changes |= with_mistakes(f"{creator}: no place for the result", computes=False)
         if destroyer:
-            changes |= mishandled(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
-    changes |= mishandled("workspace: null", "workspace: a byte short")
+            changes |= with_mistakes(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
+    changes |= with_mistakes("workspace: null", "workspace: a byte short")
     # Of two mistakes, the first in the order of checks must be reported.
     for first, second in (
         ("running_var: null", "weight: F64"),
@@ -247,7 +246,7 @@ _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 4, 0), (2, 0, 5), (0, 0, 0))
 
 
 def _all() -> Iterator[Case]:
-    yield _PLAIN
+    yield _BASE_CASE
     values = Case(Topic.VALUES, normal=True)
     yield from varied(values, shape=_SHAPES_OF_VALUES, dtype=_DTYPES, null=("", "strides"))
     for dtype in ("float32", *HALVES):
@@ -266,7 +265,7 @@ def _all() -> Iterator[Case]:
     yield from varied(special, change=(name for name in TWISTS if name != changes.LONG_SUMS))
     yield from varied(replace(special, change=changes.LONG_SUMS), shape=LONG, dtype=_DTYPES)
     yield replace(special, shape=(4, 4, 16384), change="all terms positive")
-    yield from varied(replace(_PLAIN, topic=Topic.MISTAKES), change=mistakes())
+    yield from varied(replace(_BASE_CASE, topic=Topic.MISTAKES), change=mistakes())
     yield from varied(Case(Topic.DETERMINISM), shape=((16, 24, 784), (33, 40, 10)), dtype=_DTYPES)
 
 

@@ -16,21 +16,17 @@ from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
 from .conversions import NotOfferedError
+from .memory import Watched, guarded
 from .outcomes import Outcome
 from .subjects import Implementation
 from .tensors import Array, Call
-from .watched import Watched, guarded
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor's memory, and its description for a library, in the words of :mod:`..rules`.
 
-    Attributes:
-        array: the memory.
-        dims, strides: the described shape and strides, strides in elements.
-        dtype_name, format_name: the described dtype and format.
-        null_strides: whether the strides are given as a null pointer.
+    Strides are in elements; ``null_strides`` says whether they are given as a null pointer.
     """
 
     array: Array
@@ -61,18 +57,18 @@ class Request:
     Attributes:
         operator: the C function that computes.
         arguments: by name, in the order of the C function that checks them.
-        written: the tensors that are written to.
-        wrong: the mistakes, in the words that the steps look for: "input: null" gives a null
-            pointer for an argument, "input: destroyed" destroys a handle before its use.
+        outputs: the tensors that are written to.
+        mistakes: in the words that the steps look for: "input: null" passes a null pointer for an
+            argument, "input: destroyed" destroys a handle before its use.
         computed_by: the function that computes, if it is not the operator's own.
-        computes: whether the call computes, rather than only check the arguments.
+        computes: whether the call computes, rather than only checks the arguments.
         runs: how often the call computes.
     """
 
     operator: str
     arguments: dict[str, Argument]
-    written: tuple[str, ...]
-    wrong: frozenset[str] = frozenset()
+    outputs: tuple[str, ...]
+    mistakes: frozenset[str] = frozenset()
     computed_by: str = ""
     computes: bool = True
     runs: int = 1
@@ -85,25 +81,25 @@ class Request:
     @property
     def inputs(self) -> list[Array]:
         """The arrays that are not written to."""
-        return [each.array for name, each in self.tensors.items() if name not in self.written]
+        return [each.array for name, each in self.tensors.items() if name not in self.outputs]
 
 
 #: A change of a request, over the same memory.
 Change = Callable[[Request], Request]
 
 
-def described(names: Iterable[str], fields: Mapping[str, Any], request: Request) -> Request:
+def redescribe(names: Iterable[str], fields: Mapping[str, Any], request: Request) -> Request:
     """The request with other fields in these tensors' descriptions."""
     changed = {name: replace(request.tensors[name], **fields) for name in names}
     return replace(request, arguments={**request.arguments, **changed})
 
 
-def giving(name: str, value: Argument, request: Request) -> Request:
+def with_argument(name: str, value: Argument, request: Request) -> Request:
     """The request with another value of an argument that is not a tensor."""
     return replace(request, arguments={**request.arguments, name: value})
 
 
-def only_checked(request: Request) -> Request:
+def check_only(request: Request) -> Request:
     """The request without its computation."""
     return replace(request, computes=False)
 
@@ -113,12 +109,12 @@ def both(first: Change, second: Change) -> Change:
     return lambda request: second(first(request))
 
 
-def mishandled(*wrong: str, computes: bool = True) -> dict[str, Change]:
+def with_mistakes(*wrong: str, computes: bool = True) -> dict[str, Change]:
     """A change that adds a mistake, for each of these mistakes, by the mistake's words."""
 
     def with_mistake(words: str, request: Request) -> Request:
-        mistakes = request.wrong | {words}
-        return replace(request, wrong=mistakes, computes=request.computes and computes)
+        mistakes = request.mistakes | {words}
+        return replace(request, mistakes=mistakes, computes=request.computes and computes)
 
     return {words: partial(with_mistake, words) for words in wrong}
 
@@ -132,9 +128,7 @@ class Steps(ABC):
         needed: further functions, without which nothing can be tested.
         companions: other libraries that may export the needed functions.
         libraries: normgrad's libraries for the dialect, by their names in the list of exports.
-        stream: what ``prepare`` returned.
-        memory: the watched memory of each tensor and of the workspace; tensors that share an
-            array share it.
+        memory: the watched memory of each tensor, which may share it, and of the workspace.
         blocks: the address of a memory's copy on the device, where there is one.
         living: the handles that are not yet destroyed, each with the function that destroys it.
         faults: what the call did that it must not, in words.
@@ -158,20 +152,12 @@ class Steps(ABC):
     @staticmethod
     @abstractmethod
     def facts(path: str, functions: Functions) -> dict[str, str]:
-        """Facts for a report about the library at a path, which has these functions.
-
-        Raises:
-            SubjectError: the library cannot be used.
-        """
+        """Facts for a report about the library at a path, or a SubjectError if it is unusable."""
 
     @staticmethod
     @abstractmethod
     def prepare(functions: Functions) -> int | None:
-        """Make the calls that a program makes once, in the process that computes.
-
-        Raises:
-            RefusedError: a function returned a status other than success.
-        """
+        """Make a program's first calls, in the process that computes; see :meth:`run`."""
 
     @abstractmethod
     def run(self) -> None:
@@ -183,19 +169,15 @@ class Steps(ABC):
         """
 
     def outcome(self) -> Outcome:
-        """Make all calls for the request, check the watched memory, and return the outcome.
-
-        Raises:
-            NotOfferedError: see :meth:`run`.
-        """
+        """Make all calls for the request, check the watched memory, and return the outcome."""
         request = self.request
         try:
             try:
                 self.run()
             except RefusedError:
-                self._check(request.written if "executor: used again" in request.wrong else ())
+                self._check(request.outputs if "executor: used again" in request.mistakes else ())
                 raise
-            self._check(request.written)
+            self._check(request.outputs)
             return Outcome(self.outputs(), faults=tuple(self.faults))
         except RefusedError as refused:
             return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
@@ -205,7 +187,7 @@ class Steps(ABC):
 
     def outputs(self) -> dict[str, Array]:
         """The outputs' values now."""
-        memories = {name: self.memory[name] for name in self.request.written}
+        memories = {name: self.memory[name] for name in self.request.outputs}
         return {
             name: memory.view(self.now(memory)).copy().view(memory.value.dtype)
             for name, memory in memories.items()
@@ -215,9 +197,9 @@ class Steps(ABC):
         """The bytes of a tensor's memory as they are now."""
         return memory.bytes()
 
-    def _check(self, written: tuple[str, ...]) -> None:
+    def _check(self, outputs: tuple[str, ...]) -> None:
         """Note a fault for all writes outside these tensors and the workspace."""
-        own = {self.memory[name] for name in (*written, "workspace") if name in self.memory}
+        own = {self.memory[name] for name in (*outputs, "workspace") if name in self.memory}
         for name, memory in self.memory.items():
             if fault := memory.fault(memory in own, self.now(memory)):
                 self.faults.append(f"{name}: {fault}")
@@ -226,11 +208,11 @@ class Steps(ABC):
 
     def unless(self, words: str, value: Any) -> Any:
         """The value; None, for a null pointer, if the request has this mistake."""
-        return None if words in self.request.wrong else value
+        return None if words in self.request.mistakes else value
 
     def argument(self, name: str, handle: int) -> Any:
         """A handle as an argument; the request's mistakes may destroy it first or make it null."""
-        if f"{name}: destroyed" in self.request.wrong:
+        if f"{name}: destroyed" in self.request.mistakes:
             self.destroy(handle)
         return self.unless(f"{name}: null", handle)
 
@@ -245,11 +227,11 @@ class Steps(ABC):
             destroyer = self.living.get(handle)
             if destroyer is None:
                 continue
-            if f"{destroyer}: null" in self.request.wrong:
+            if f"{destroyer}: null" in self.request.mistakes:
                 self.functions.call(destroyer, None)
             del self.living[handle]
             self.functions.call(destroyer, handle)
-            if f"{destroyer}: twice" in self.request.wrong:
+            if f"{destroyer}: twice" in self.request.mistakes:
                 self.functions.call(destroyer, handle)
 
     def watch(self, name: str, values: Array) -> Watched:
@@ -260,7 +242,7 @@ class Steps(ABC):
     def workspace(self, size: int, address: int | None) -> tuple[int | None, int]:
         """The workspace's address and size for the operator, with the request's mistakes."""
         words = ("workspace: null", "workspace: a byte short")
-        is_null, is_short = (each in self.request.wrong for each in words)
+        is_null, is_short = (each in self.request.mistakes for each in words)
         if size == 0 and (is_null or is_short):
             raise NotOfferedError("it needs no workspace")
         return None if is_null else address, size - is_short
@@ -321,9 +303,9 @@ class LibraryCase(Case, ABC):
         return self.unchanged() if self.is_mistake else super().call()
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
-        if self.eps_of_variance is not None and "save_invstd" in call.given:
+        if self.eps_of_variance is not None and "save_invstd" in call.arrays:
             # As float64, so that nothing is rounded before the formula.
-            wide = {name: value.astype(np.float64) for name, value in call.given.items()}
+            wide = {name: value.astype(np.float64) for name, value in call.arrays.items()}
             with np.errstate(all="ignore"):
                 wide["save_invstd"] = 1 / np.sqrt(wide["save_invstd"] + self.eps_of_variance)
             call = Call(call.name, {**call.tensors, **wide}, call.options)
@@ -343,7 +325,7 @@ class LibraryCase(Case, ABC):
 
         ``all_outputs`` says whether outputs that are not wanted have memory too.
         """
-        tensors = call.given
+        tensors = call.arrays
         arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
         data = tensors["input"]
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))

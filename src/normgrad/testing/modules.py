@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +20,10 @@ from . import suite
 from .cases import Case, Topic
 from .changes import TWISTS
 from .conversions import NotOfferedError, first_line, to_array, to_torch
+from .memory import Watched
 from .outcomes import Outcome
 from .subjects import Implementation, SubjectError
 from .tensors import Array, Call
-from .watched import Watched
 
 #: The kinds of forward pass and of gradients, by what a module's class has in its name.
 KINDS = {
@@ -39,16 +39,10 @@ _TOPICS = (
     *(Topic.PLAIN, Topic.VALUES, Topic.MEAN, Topic.SHAPES, Topic.SIZES, Topic.SPECIAL),
     Topic.DETERMINISM,
 )
-#: Fields of cases that describe what a module does not take.
+#: Fields of cases that describe what a module does not take, and that must have the default value.
 _FIXED_FIELDS = (
-    "x_dtype",
-    "parameters",
-    "x_layout",
-    "vectors",
-    "channel_axis",
-    "absent",
-    "mask",
-    "out",
+    *("x_dtype", "parameters", "x_layout", "vectors"),
+    *("channel_axis", "absent", "mask", "out"),
 )
 
 
@@ -68,7 +62,7 @@ class Step(NamedTuple):
     @property
     def inputs(self) -> list[Array]:
         """The tensors that the passes read."""
-        return [self.call.given["input"], *self.vectors.values(), self.grad_out]
+        return [self.call.arrays["input"], *self.vectors.values(), self.grad_out]
 
 
 class ModuleCase(Case):
@@ -81,15 +75,53 @@ class ModuleCase(Case):
 
     def request(self) -> Step:
         call = self.call()
-        vectors = {name: call.given[name] for name in _vectors(call) if name in call.given}
-        every = {field.name: getattr(self, field.name) for field in fields(Case)}
-        backward = Case(**{**every, "kind": _GRADIENTS[self.kind], "absent": ()}).call()
-        return Step(call, vectors, backward.given["grad_out"])
+        vectors = {name: call.arrays[name] for name in _vectors(call) if name in call.arrays}
+        backward = Case(**vars(self) | {"kind": _GRADIENTS[self.kind], "absent": ()}).call()
+        return Step(call, vectors, backward.arrays["grad_out"])
 
+    @np.errstate(all="ignore")
     def exact(self, call: Call) -> dict[str, Exact]:
         """The output and the gradients, each with its scale."""
-        with np.errstate(all="ignore"):
-            return _exact(self.request())
+        step = self.request()
+        wide = np.longdouble if step.grad_out.dtype == np.float64 else np.float64
+        x, dy = (each.astype(wide) for each in (call.arrays["input"], step.grad_out))
+        shape, rank = x.shape, x.ndim
+        if "normalized_shape" in call.options:
+            first = rank - len(call.options["normalized_shape"])
+            over, across = tuple(range(first, rank)), tuple(range(first))
+        elif "num_groups" in call.options:
+            groups = call.options["num_groups"]
+            split = (shape[0], groups, shape[1] // groups, math.prod(shape[2:]))
+            x, dy = x.reshape(split), dy.reshape(split)
+            over, across = (2, 3), (0, 3)
+        else:
+            over = across = (0, *range(2, rank))
+        of_parameters = tuple(1 if axis in across else size for axis, size in enumerate(x.shape))
+        vectors = [each.astype(wide).reshape(of_parameters) for each in step.vectors.values()]
+        w = vectors[0] if vectors else np.ones(1, wide)
+        b = vectors[1] if len(vectors) > 1 else np.zeros(1, wide)
+        is_centred = call.operator.is_centred
+        count = max(1, math.prod(x.shape[axis] for axis in over))
+
+        def mean_of(values: Array) -> Array:
+            total: Array = values.sum(over, keepdims=True) / count
+            return total
+
+        mean = mean_of(x) if is_centred else np.zeros_like(mean_of(x))
+        r = 1 / np.sqrt(mean_of((x - mean) ** 2) + wide(call.options["eps"]))
+
+        def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
+            xhat, d = xmu * r, w * dy
+            inner = xhat * mean_of(d * xhat) + (mean_of(d) if is_centred else 0)
+            yield (w * xhat + b).reshape(shape)
+            yield (r * (d + minus * inner)).reshape(shape)
+            for terms, vector in zip((dy * xhat, dy), step.vectors.values(), strict=False):
+                yield terms.sum(across).reshape(vector.shape)
+
+        values = formula(x - mean, dy, w, b, -1)
+        scales = formula(abs(x) + abs(mean), abs(dy), abs(w), abs(b), 1)
+        names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
+        return dict(zip(names, map(Exact, values, scales), strict=True))
 
 
 def _vectors(call: Call) -> list[str]:
@@ -97,67 +129,23 @@ def _vectors(call: Call) -> list[str]:
     return [name for name in ("weight", "gamma", "bias", "beta") if name in call.tensors]
 
 
-def _exact(step: Step) -> dict[str, Exact]:
-    call = step.call
-    wide = np.longdouble if step.grad_out.dtype == np.float64 else np.float64
-    x, dy = (each.astype(wide) for each in (call.given["input"], step.grad_out))
-    shape, rank = x.shape, x.ndim
-    if "normalized_shape" in call.options:
-        first = rank - len(call.options["normalized_shape"])
-        over, across = tuple(range(first, rank)), tuple(range(first))
-    elif "num_groups" in call.options:
-        groups = call.options["num_groups"]
-        split = (shape[0], groups, shape[1] // groups, math.prod(shape[2:]))
-        x, dy = x.reshape(split), dy.reshape(split)
-        over, across = (2, 3), (0, 3)
-    else:
-        over = across = (0, *range(2, rank))
-    of_parameters = tuple(1 if axis in across else size for axis, size in enumerate(x.shape))
-    vectors = [each.astype(wide).reshape(of_parameters) for each in step.vectors.values()]
-    w = vectors[0] if vectors else np.ones(1, wide)
-    b = vectors[1] if len(vectors) > 1 else np.zeros(1, wide)
-    is_centred = call.operator.is_centred
-    count = max(1, math.prod(x.shape[axis] for axis in over))
-
-    def mean_of(values: Array) -> Array:
-        total: Array = values.sum(over, keepdims=True) / count
-        return total
-
-    mean = mean_of(x) if is_centred else np.zeros_like(mean_of(x))
-    r = 1 / np.sqrt(mean_of((x - mean) ** 2) + wide(call.options["eps"]))
-
-    def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
-        xhat, d = xmu * r, w * dy
-        inner = xhat * mean_of(d * xhat) + (mean_of(d) if is_centred else 0)
-        yield (w * xhat + b).reshape(shape)
-        yield (r * (d + minus * inner)).reshape(shape)
-        for terms, vector in zip((dy * xhat, dy), step.vectors.values(), strict=False):
-            yield terms.sum(across).reshape(vector.shape)
-
-    values = formula(x - mean, dy, w, b, -1)
-    scales = formula(abs(x) + abs(mean), abs(dy), abs(w), abs(b), 1)
-    names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
-    return dict(zip(names, map(Exact, values, scales), strict=True))
-
-
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:
     """The cases of the operators' suite that a module with these facts can be asked for."""
     kind, parameters = facts["kind"], int(facts["parameters"])
     by_name: dict[str, ModuleCase] = {}
     for case in suite.cases(quick, (kind,)):
-        every = {field.name: getattr(case, field.name) for field in fields(Case)}
-        defaults = Case(case.topic, case.kind, case.shape)
-        fits = all(every[name] == getattr(defaults, name) for name in _FIXED_FIELDS)
+        fits = all(getattr(case, name) == getattr(Case, name) for name in _FIXED_FIELDS)
         is_of_input = not case.change or (
             case.topic is Topic.SPECIAL and TWISTS[case.change].argument == "input"
         )
         if case.topic in _TOPICS and fits and is_of_input:
-            every["absent"] = tuple(_vectors(case.call())[parameters:])
-            every["normal"] = False  # that bound is for statistics which were rounded once
-            if len(case.shape) > 3 and "normalized_shape" in case.call().options:
+            call, shape = case.call(), case.shape
+            if len(shape) > 3 and "normalized_shape" in call.options:
                 # Many modules normalise the last axis, whatever shape they are made with.
-                every["shape"] = (*case.shape[:2], math.prod(case.shape[2:]))
-            module_case = ModuleCase(**every)
+                shape = (*shape[:2], math.prod(shape[2:]))
+            # The tighter bound is for statistics that were rounded once.
+            changes = {"absent": tuple(_vectors(call)[parameters:]), "normal": False}
+            module_case = ModuleCase(**vars(case) | changes | {"shape": shape})
             by_name.setdefault(module_case.name, module_case)
     return tuple(by_name.values())
 
@@ -167,7 +155,7 @@ class Module(Implementation):
 
     Args:
         name: its name in a report.
-        made: the class, which has BatchNorm, GroupNorm, LayerNorm or RMSNorm in its name. It takes
+        cls: the class, which has BatchNorm, GroupNorm, LayerNorm or RMSNorm in its name. It takes
             the number of channels, of groups and channels, or of a row's elements, and ``eps``; a
             row is the last axis. Its parameters are the weight and, if there is one, the bias.
             ``device`` may be an attribute: "cpu" by default.
@@ -182,13 +170,12 @@ class Module(Implementation):
         self.name, self._cls = name, cls
         self._device = str(getattr(cls, "device", "cpu"))
         spelled = cls.__name__.lower().replace("_", "")
-        kinds = [kinds for word, kinds in KINDS.items() if word in spelled]
-        if not kinds:
+        forward = next((kinds[0] for word, kinds in KINDS.items() if word in spelled), None)
+        if forward is None:
             raise SubjectError(
                 f"{name}: a module named {cls.__name__}; allowed: a name with BatchNorm, "
                 "GroupNorm, LayerNorm or RMSNorm in it"
             )
-        forward, _ = kinds[0]
         case = ModuleCase(Topic.PLAIN, forward, (3, 4, 5))
         try:
             parameters = list(self._module(case.request()).parameters())
@@ -204,7 +191,7 @@ class Module(Implementation):
 
     def _module(self, step: Step) -> Any:
         options = step.call.options
-        channels = step.call.given["input"].shape[1]
+        channels = step.call.arrays["input"].shape[1]
         if "normalized_shape" in options:
             return self._cls(*options["normalized_shape"], eps=options["eps"])
         groups = [options["num_groups"]] if "num_groups" in options else []
@@ -213,7 +200,7 @@ class Module(Implementation):
     def once(self, call: Step) -> Outcome:
         import torch
 
-        x, dy = call.call.given["input"], call.grad_out
+        x, dy = call.call.arrays["input"], call.grad_out
         watched = {"input": Watched(x), "grad_out": Watched(dy)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -231,11 +218,11 @@ class Module(Implementation):
                 raise NotOfferedError(first_line(error) or "not implemented") from None
             except Exception as error:
                 return Outcome(error=(type(error).__name__, first_line(error)))
-        expected = {"output": x, "grad_input": x}
-        expected |= {f"grad_{name}": value for name, value in call.vectors.items()}
-        tensors = [output, data.tensor.grad, *(each.grad for each in parameters.values())]
+        results = {"output": (output, x), "grad_input": (data.tensor.grad, x)}
+        for name, parameter in parameters.items():
+            results[f"grad_{name}"] = (parameter.grad, call.vectors[name])
         faults, outputs = [], {}
-        for (name, like), tensor in zip(expected.items(), tensors, strict=True):
+        for name, (tensor, like) in results.items():
             if tensor is None:
                 faults.append(f"{name}: not there")
                 continue
@@ -245,7 +232,7 @@ class Module(Implementation):
                 faults.append(f"{name}: {text}; allowed: {like.dtype} of shape {like.shape}")
         for each in (data, gradient):
             each.fetch()
-        texts = ((name, memory.fault(written=False)) for name, memory in watched.items())
-        return Outcome(
-            outputs, faults=(*faults, *(f"{name}: {text}" for name, text in texts if text))
-        )
+        for name, memory in watched.items():
+            if fault := memory.fault(is_output=False):
+                faults.append(f"{name}: {fault}")
+        return Outcome(outputs, faults=tuple(faults))

@@ -15,25 +15,19 @@ from typing import Any, NamedTuple
 
 from .. import rules
 from ..layout import contiguous_strides
-from .libraries import Change, Request, Tensor, both, described, giving, mishandled, only_checked
+from . import libraries
+from .libraries import Change, Request, Tensor, both
 from .tensors import Shape
 
 #: Other descriptions of a tensor: a word for each, and the fields that differ.
 Descriptions = Iterator[tuple[str, dict[str, Any]]]
 
-_AXES = (
-    *("no axis", "one axis", "two axes", "three axes", "four axes", "five axes", "six axes"),
-    *("seven axes", "eight axes", "nine axes"),
-)
+_NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+_AXES = ("no axis", "one axis", *(f"{number} axes" for number in _NUMBERS))
 
 
 class Neighbours(NamedTuple):
-    """The calls near a legal one, each by its name.
-
-    Attributes:
-        legal: changes of the request that keep the contract.
-        illegal: changes that break it.
-    """
+    """Changes of a legal request that keep the contract, and that break it, by their names."""
 
     legal: Mapping[str, Change]
     illegal: Mapping[str, Change]
@@ -94,7 +88,7 @@ def neighbours(
     for name, change in _changes(contract, product, base, dtypes):
         changed = change(base)
         if not keeps(contract, product, changed):
-            illegal[name] = both(change, only_checked)
+            illegal[name] = both(change, libraries.check_only)
         elif _is_true(contract, base, changed):
             legal[name] = change
     return Neighbours(legal, illegal)
@@ -103,7 +97,7 @@ def neighbours(
 def keeps(contract: rules.Contract, product: rules.Product, request: Request) -> bool:
     """Whether a request's arguments keep a contract on a product that has the operator."""
     arguments: dict[str, Any] = {
-        name: None if f"{name}: null" in request.wrong else value
+        name: None if f"{name}: null" in request.mistakes else value
         for name, value in request.arguments.items()
     }
     try:
@@ -121,22 +115,22 @@ def _changes(
     for row in contract.parameters:
         if row.name not in tensors:
             continue
-        yield from mishandled(f"{row.name}: null").items()
-        of_row = row.on(product.name).rules
+        yield from libraries.with_mistakes(f"{row.name}: null").items()
+        tensor = tensors[row.name]
         groups = {row.name: [row.name]}
         if row.name == "input":
             groups |= {"data": data, "all": list(tensors)}
         for title, names in groups.items():
-            for rule in of_row:
-                for word, fields in _near(rule, tensors[row.name], dtypes):
-                    is_other = any(getattr(tensors[row.name], k) != v for k, v in fields.items())
+            for rule in row.on(product.name).rules:
+                for word, fields in _near(rule, tensor, dtypes):
+                    is_other = any(getattr(tensor, name) != fields[name] for name in fields)
                     if is_other and (title != "all" or "dtype_name" in fields):
-                        yield f"{title}: {word}", partial(described, names, fields)
+                        yield f"{title}: {word}", partial(libraries.redescribe, names, fields)
     for scalar in contract.scalars:
         if scalar.is_pointer:
-            yield from mishandled(f"{scalar.name}: null").items()
+            yield from libraries.with_mistakes(f"{scalar.name}: null").items()
         for value in _near_value(base.arguments[scalar.name]):
-            yield f"{scalar.name}: {value}", partial(giving, scalar.name, value)
+            yield f"{scalar.name}: {value}", partial(libraries.with_argument, scalar.name, value)
 
 
 def _near_value(value: Any) -> Iterator[Any]:
@@ -150,7 +144,7 @@ def _near_value(value: Any) -> Iterator[Any]:
 def _is_true(contract: rules.Contract, before: Request, after: Request) -> bool:
     """Whether the changed descriptions are still true of the tensors' memory."""
     others = [scalar.name for scalar in contract.scalars]
-    if after.wrong or any(after.arguments[each] != before.arguments[each] for each in others):
+    if after.mistakes or any(after.arguments[each] != before.arguments[each] for each in others):
         return False
     return all(
         (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import precision
 from ..operators.by_name import plan
 from .cases import Case, Topic
-from .conversions import to_array, to_torch
+from .conversions import outputs, to_torch
 from .tensors import FORWARD, GRADIENTS
 
 
@@ -20,16 +20,16 @@ def cases(capacity: int) -> list[Case]:
             operator has more per channel and per group. Group norm has a third case, of two axes.
     """
     shapes = ((3, 8, 5, 7), (2, 4, capacity))
-    looks = (("float32", "contiguous"), ("bfloat16", "channels_last"))
-    chosen = []
+    formats = (("float32", "contiguous"), ("bfloat16", "channels_last"))
+    selection = []
     for kind in (*GRADIENTS, *FORWARD):
         groups = 2 if "group" in kind else 1
-        for shape, (dtype, layout) in zip(shapes, looks, strict=True):
-            chosen.append(Case(Topic.VALUES, kind, shape, dtype, layout=layout, groups=groups))
+        for shape, (dtype, layout) in zip(shapes, formats, strict=True):
+            selection.append(Case(Topic.VALUES, kind, shape, dtype, layout=layout, groups=groups))
         if groups > 1:
-            chosen.append(Case(Topic.VALUES, kind, (9, 202), groups=groups))
-        looks = looks[::-1]
-    return chosen
+            selection.append(Case(Topic.VALUES, kind, (9, 202), groups=groups))
+        formats = formats[::-1]
+    return selection
 
 
 def outside(case: Case, device: str) -> list[str]:
@@ -39,19 +39,13 @@ def outside(case: Case, device: str) -> list[str]:
         name: None if value is None else to_torch(value, device).tensor
         for name, value in call.tensors.items()
     }
-    gradients_plan = plan(call.name, **tensors, **call.options)
-    ours = gradients_plan.run(**tensors)
-    exact = call.exact()
-    texts = []
-    for name, value in zip(
-        call.results, [ours] if gradients_plan.out_is_tensor else ours, strict=True
-    ):
-        if value is None:
-            continue
-        units = precision.error(to_array(value), exact[name], call.arithmetic).max()
+    plan_there = plan(call.name, **tensors, **call.options)
+    results, exact, texts = outputs(call, plan_there.run(**tensors)), call.exact(), []
+    for name, value in results.items():
+        units = precision.error(value, exact[name], call.arithmetic).max()
         if units > 1:
             texts.append(
                 f"{call.name} ({case.kind}) in {case.dtype}, {case.layout}, of shape {case.shape}, "
-                f"by '{gradients_plan.path}': {name} is off by {units:.3g} times its bound"
+                f"by '{plan_there.path}': {name} is off by {units:.3g} times its bound"
             )
     return texts

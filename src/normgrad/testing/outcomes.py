@@ -127,26 +127,28 @@ class Judged:
         return replace(self, verdict=Verdict.ABSENT, detail=detail)
 
 
-def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
+def judge(case: Case, outcome: Outcome | Judged, strict: bool = False) -> Judged:
     """The verdict on an outcome.
 
     Args:
         case: the case that was run.
-        outcome: the outcome of its call.
+        outcome: the outcome of its call, or the verdict where the call left no outcome.
         strict: whether errors must have the form of normgrad's: a TypeError or ValueError that
             begins with the argument's name.
     """
+    if isinstance(outcome, Judged):
+        return outcome
     if outcome.absent:
         return Judged(case, Verdict.ABSENT, detail=outcome.absent)
     if case.is_mistake:
         return _judge_mistake(case, outcome, strict)
     if outcome.error is not None:
         return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    call, wrong = case.call(), list(outcome.faults)
+    call, faults = case.call(), list(outcome.faults)
     if case.has_contract:
-        wrong += _unlike(call, outcome.outputs, strict)
-    if wrong:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))
+        faults += _unlike(call, outcome.outputs, strict)
+    if faults:
+        return Judged(case, Verdict.BROKEN, detail="; ".join(faults))
     return _within_bounds(case, call, outcome.outputs)
 
 
@@ -189,9 +191,9 @@ def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
         allowed = f"a TypeError or ValueError that begins with {argument}"
         is_named = kind in ("TypeError", "ValueError") and text.startswith(argument)
         detail, is_right = f"{kind}: {text}", is_named or not strict
-    if not is_right:
-        return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
-    return Judged(case, Verdict.MET, detail=detail)
+    if is_right:
+        return Judged(case, Verdict.MET, detail=detail)
+    return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
 
 
 def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]:
@@ -201,19 +203,18 @@ def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]
     return outputs that were masked off.
     """
     plan = normgrad.plan(call.name, **call.tensors, **call.options, out=call.out)
-    wrong = []
+    faults = []
     for name, output, spec in zip(call.results, call.outputs, plan.output_specs, strict=True):
         array = outputs.get(name)
         if spec is None:
             if array is not None and strict:
-                wrong.append(f"{name}: not asked for")
-            continue
-        if array is None:
-            wrong.append(f"{name}: not there")
+                faults.append(f"{name}: not asked for")
+        elif array is None:
+            faults.append(f"{name}: not there")
         elif array.shape != spec.shape:
-            wrong.append(f"{name}: shape {array.shape}; allowed: {spec.shape}")
+            faults.append(f"{name}: shape {array.shape}; allowed: {spec.shape}")
         elif dtypes.from_numpy(array.dtype) not in (
             dtypes.FLOATS if output.is_wide and not strict else (spec.dtype,)
         ):
-            wrong.append(f"{name}: dtype {array.dtype}; allowed: {spec.dtype}")
-    return wrong
+            faults.append(f"{name}: dtype {array.dtype}; allowed: {spec.dtype}")
+    return faults

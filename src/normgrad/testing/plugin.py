@@ -35,11 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the implementation before anything is collected.
-
-    Raises:
-        pytest.UsageError: it cannot be loaded.
-    """
+    """Load the implementation before anything is collected."""
     config.addinivalue_line(
         "markers", "case(topic, kind, operator, dtype, layout): what a case of normgrad's is about"
     )

@@ -29,9 +29,6 @@ PATIENCE = 300.0
 #: Seconds after which a case counts as hung once another has.
 LITTLE_PATIENCE = 30.0
 
-#: An implementation's name, suite, strictness and facts.
-Description = tuple[str, str, bool, dict[str, str]]
-
 #: When this many cases of a kind have hung, the kind's other cases are not tried.
 MOST_HUNG = 3
 
@@ -50,7 +47,6 @@ _START = (
     "from normgrad.testing.process import start; start()"
 )
 
-
 #: The constant in <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
@@ -58,12 +54,9 @@ _PR_SET_PDEATHSIG = 1
 def _receive(connection: Connection, lives: Callable[[], bool], seconds: float = math.inf) -> Any:
     """Receive a message of a process of which ``lives`` says whether it still runs.
 
-    The connection alone does not show it, since a helper that the implementation started may hold
-    the other end open.
-
-    Raises:
-        TimeoutError: no message has come in time.
-        EOFError, OSError: the other process has ended.
+    The connection alone does not show it, since a program that the implementation started may hold
+    the other end open. It raises a TimeoutError without a message in time, and an EOFError or
+    OSError if the process has ended.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -79,21 +72,16 @@ def _receive(connection: Connection, lives: Callable[[], bool], seconds: float =
 class Process(Runner):
     """An implementation in a process of its own, which is restarted when it ends or hangs.
 
-    Args:
-        spec: the implementation, as :func:`.suites.load` takes it.
-
-    Raises:
-        SubjectError: the implementation cannot be loaded.
+    ``spec`` is its name, as :func:`.suites.load` takes it.
     """
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
         self._hung: Counter[str] = Counter()
-        #: Why nothing more can be tried.
-        self._over = ""
+        self._end_reason = ""
         self._start("alone")
         try:
-            self.name, self.suite, self.strict, self.facts = self._hello()
+            self.name, self.suite, self.strict, self.facts = self._description()
         except BaseException:
             self.end()
             raise
@@ -111,26 +99,23 @@ class Process(Runner):
         )
         theirs.close()
 
-    def _hello(self) -> Description:
-        """Receive the process's description of the implementation.
-
-        Raises:
-            SubjectError: the implementation could not be loaded.
-        """
+    def _description(self) -> tuple[str, str, bool, dict[str, str]]:
+        """Receive the implementation's name, suite, strictness and facts, or a SubjectError."""
         try:
-            answer: Description | SubjectError = self._receive(PATIENCE)
+            description: Any = self._receive(PATIENCE)
         except Exception as error:  # what comes from a process gone wrong may raise anything
             has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
             reason = self._ending() if has_ended else "no answer"
             raise SubjectError(f"it cannot be loaded: {reason}") from None
-        if isinstance(answer, SubjectError):
-            raise answer
-        return answer
+        if isinstance(description, SubjectError):
+            raise description
+        name, suite, strict, facts = description
+        return name, suite, strict, facts
 
     def run(self, case: Case) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process crashes, hangs or was given up."""
-        if self._over:
-            return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
+        if self._end_reason:
+            return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._end_reason}")
         if self._hung[case.kind] >= MOST_HUNG:
             detail = f"not tried: {MOST_HUNG} of its kind have hung"
             return Judged(case, Verdict.HUNG, detail=detail)
@@ -147,9 +132,9 @@ class Process(Runner):
         self.end()
         self._start("forking")  # more crashes are likely, and a forked child is fast to replace
         try:
-            self._hello()
+            self._description()
         except SubjectError as error:
-            self._over = f"{error}, after it crashed"
+            self._end_reason = f"{error}, after it crashed"
         return judged
 
     def _answer(self, case: Case, deadline: float) -> Outcome | Judged:
@@ -158,14 +143,14 @@ class Process(Runner):
         message = None
         while message is None:  # the first message may only say that the case is being run
             message = self._receive(deadline - time.monotonic())
-        answered, answer = message
-        if answered != case:
+        answered_case, outcome = message
+        if answered_case != case:
             raise ValueError("it is to another question")
-        if isinstance(answer, int):
-            return Judged(case, Verdict.CRASHED, detail=self._ending(answer))
+        if isinstance(outcome, int):
+            return Judged(case, Verdict.CRASHED, detail=self._ending(outcome))
         self._log.seek(0)  # where the process goes on writing, since it shares this position
         self._log.truncate()
-        outcome: Outcome = answer
+        assert isinstance(outcome, Outcome)
         return outcome
 
     def _receive(self, patience: float) -> Any:
@@ -201,14 +186,14 @@ class Process(Runner):
 
 
 def start() -> NoReturn:
-    """Load the implementation, send its description, and answer questions until none can come.
+    """Load the implementation, send its description, and run cases until none can come.
 
-    The process's arguments are the implementation, as :func:`.suites.load` takes it; the descriptor
-    of the connection to the process that asks; and "forking" if cases run in a child, which is
-    replaced when it crashes: that is quick, where loading PyTorch again takes seconds.
+    The process's arguments are the implementation's name, the descriptor of the connection to the
+    judging process, and "forking" if cases run in a child, which is replaced when it crashes: that
+    is quick, where loading PyTorch again takes seconds.
     """
     spec, descriptor, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks will end this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judging process will end this one
     _end_with_parent()
     os.set_inheritable(descriptor, False)  # programs that it starts must not hold the connection
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -219,26 +204,26 @@ def start() -> NoReturn:
         judge.send(error)
     else:
         judge.send((subject.name, subject.suite, subject.strict, subject.facts))
-        (_relay if mode == "forking" else _answer)(judge, subject)
+        (_relay if mode == "forking" else _serve)(judge, subject)
     # Exit at once, without waiting for threads that the implementation left running.
     sys.stdout.flush()
     os._exit(0)
 
 
-def _questions(connection: Connection) -> Iterator[Case]:
-    """The cases to run, as they arrive, until the process that asks has ended."""
+def _cases(connection: Connection) -> Iterator[Case]:
+    """The cases to run, as they arrive, until the other process has ended."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             yield connection.recv()
 
 
-def _answer(judge: Connection, subject: Implementation, *others: Connection) -> None:
-    """Answer each question with the case and its outcome; close the other connections first."""
+def _serve(judge: Connection, subject: Implementation, *others: Connection) -> None:
+    """Answer each case with itself and its outcome; close the other connections first."""
     _end_with_parent()
     for each in others:
         each.close()
-    for case in _questions(judge):
-        judge.send(None)  # it is read: from here on a crash is this case's doing
+    for case in _cases(judge):
+        judge.send(None)  # the case is read: from here on a crash is its doing
         outcome = subject.run(case)
         sys.stdout.flush()
         judge.send((case, outcome))
@@ -247,12 +232,12 @@ def _answer(judge: Connection, subject: Implementation, *others: Connection) -> 
 def _relay(judge: Connection, subject: Implementation) -> None:
     """Have a child answer; if it ends on a case, its exit code stands in the outcome's place."""
     child: ForkProcess | None = None
-    for case in _questions(judge):
+    for case in _cases(judge):
         is_read, answer = False, None
         while answer is None:
             if child is None or not child.is_alive():
                 ours, theirs = Pipe()
-                child = ForkProcess(target=_answer, args=(theirs, subject, ours, judge))
+                child = ForkProcess(target=_serve, args=(theirs, subject, ours, judge))
                 child.start()
                 theirs.close()
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .cases import Topic
 from .outcomes import Judged, Verdict
@@ -37,8 +37,7 @@ def rows(trial: Trial, attribute: str) -> list[tuple[str, ...]]:
     return [row(title, judged) for title, judged in groups.items()]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Cases with the same verdict, which counts against it; the title says what they share."""
 
     title: str
@@ -59,10 +58,8 @@ def findings(trial: Trial) -> list[Finding]:
         if trial.is_silence(each):
             rank, title = -1, f"{each.case.operator} {_SILENT}"
         groups.setdefault((rank, title), []).append(each)
-    return [
-        Finding(title, tuple(groups[rank, title]))
-        for rank, title in sorted(groups, key=lambda key: key[0])
-    ]
+    by_rank = sorted(groups.items(), key=lambda item: item[0][0])
+    return [Finding(title, tuple(judged)) for (_, title), judged in by_rank]
 
 
 def command(trial: Trial, judged: Judged) -> str:
@@ -81,8 +78,7 @@ def refusals(trial: Trial) -> list[tuple[str, int]]:
     return reasons.most_common()
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A trial's result in one respect, the title; it holds unless a case contradicts it."""
 
     title: str
@@ -92,72 +88,66 @@ class Claim:
 
 def claims(trial: Trial) -> list[Claim]:
     """What the trial shows of an implementation's precision, determinism and contract."""
-    measured = [each for each in trial.judged if each.units is not None]
-    repeated = [
-        each
-        for each in trial.judged
-        if each.case.topic is Topic.DETERMINISM and each.verdict in (Verdict.MET, Verdict.BROKEN)
-    ]
     offered = [each for each in trial.judged if each.verdict is not Verdict.ABSENT]
     legal = [each for each in offered if not each.case.is_mistake]
-    wrong = [each for each in offered if each.case.is_mistake]
+    mistakes = [each.verdict for each in offered if each.case.is_mistake]
     results = []
     if trial.unjudged:
         text = f"after {len(trial.judged)} cases, of which the rest is; {trial.unjudged} were left"
         results.append(Claim("interrupted", text, False))
-    if trial.silent:
-        results.append(_unanswered(_silence(trial), next(iter(trial.silent.values()))))
-    elif trial.judged and not any(each.verdict is Verdict.MET for each in trial.judged):
-        results.append(_unanswered("nothing is met", trial.judged[0]))
-    if measured:
-        results.append(_precision(measured))
-    if repeated:
-        results.append(_determinism(repeated))
+    silence, first = _silence(trial), next(iter((*trial.silent.values(), *trial.judged)), None)
+    if not silence and not any(each.verdict is Verdict.MET for each in trial.judged):
+        silence = "nothing is met"
+    if silence and first is not None:
+        reason = f"{first.case.name}: {first.verdict.value}: {first.detail}"
+        results.append(Claim("operators", f"{silence}; the first was {reason}", False))
+    results += _precision([each for each in trial.judged if each.units is not None])
+    results += _determinism([each for each in offered if each.case.topic is Topic.DETERMINISM])
     if legal:
-        results.append(_legal(legal))
-    if wrong:
-        met = sum(each.verdict is Verdict.MET for each in wrong)
-        text = f"{met} of {len(wrong)} refused"
-        results.append(Claim("wrong calls", text, met == len(wrong)))
+        results.append(_answers(Counter(each.verdict for each in legal)))
+    if mistakes:
+        met = mistakes.count(Verdict.MET)
+        text = f"{met} of {len(mistakes)} refused"
+        results.append(Claim("wrong calls", text, met == len(mistakes)))
     return results
 
 
-def _unanswered(summary: str, first: Judged) -> Claim:
-    reason = f"{first.case.name}: {first.verdict.value}: {first.detail}"
-    return Claim("operators", f"{summary}; the first was {reason}", False)
-
-
 def _silence(trial: Trial) -> str:
-    names = tuple(trial.silent)
-    return f"{names[0]} {_SILENT}" if len(names) == 1 else f"{', '.join(names)}: each {_SILENT}"
+    """Name the operators that answer no legal call; empty if there are none."""
+    names = ", ".join(trial.silent) + (": each" if len(trial.silent) > 1 else "")
+    return f"{names} {_SILENT}" if names else ""
 
 
-def _precision(measured: Sequence[Judged]) -> Claim:
+def _precision(measured: Sequence[Judged]) -> list[Claim]:
     worst: dict[str, float] = {}
     for each in measured:
         worst[each.case.kind] = max(worst.get(each.case.kind, 0.0), each.units or 0.0)
-    broken = [f"{kind} ({units:.3g})" for kind, units in worst.items() if units > 1]
-    if broken:
-        return Claim("precision", f"beyond the bound: {', '.join(broken)}", False)
-    largest = max(worst.values())
+    if not worst:
+        return []
+    beyond = [f"{kind} ({units:.3g})" for kind, units in worst.items() if units > 1]
+    if beyond:
+        return [Claim("precision", f"beyond the bound: {', '.join(beyond)}", False)]
     results = f"{len(measured)} result{'s' if len(measured) > 1 else ''}"
-    text = f"{results} within the bound; the largest error is {largest:.3g} of it"
-    return Claim("precision", text, True)
+    text = f"{results} within the bound; the largest error is {max(worst.values()):.3g} of it"
+    return [Claim("precision", text, True)]
 
 
-def _determinism(repeated: Sequence[Judged]) -> Claim:
-    other = dict.fromkeys(each.case.kind for each in repeated if OTHER_BITS in each.detail)
+def _determinism(repeated: Sequence[Judged]) -> list[Claim]:
+    answered = [each for each in repeated if each.verdict in (Verdict.MET, Verdict.BROKEN)]
+    if not answered:
+        return []
+    other = dict.fromkeys(each.case.kind for each in answered if OTHER_BITS in each.detail)
     if other:
-        return Claim("determinism", f"{OTHER_BITS} from call to call: {', '.join(other)}", False)
+        return [Claim("determinism", f"{OTHER_BITS} from call to call: {', '.join(other)}", False)]
     numbers = ", ".join(str(count or "all") for count in THREADS)
     text = f"the same bits from call to call, with {numbers} threads if their number can be set"
-    return Claim("determinism", text, True)
+    return [Claim("determinism", text, True)]
 
 
-def _legal(legal: Sequence[Judged]) -> Claim:
-    refused = sum(each.verdict is Verdict.REFUSED for each in legal)
-    lost = sum(each.verdict in (Verdict.CRASHED, Verdict.HUNG) for each in legal)
-    text = f"{len(legal) - refused - lost} of {len(legal)} answered"
+def _answers(verdicts: Counter[Verdict]) -> Claim:
+    """The claim that legal calls are answered, from the counts of their verdicts."""
+    refused, lost = verdicts[Verdict.REFUSED], verdicts[Verdict.CRASHED] + verdicts[Verdict.HUNG]
+    text = f"{verdicts.total() - refused - lost} of {verdicts.total()} answered"
     text += f", {refused} refused" if refused else ""
     text += f", {lost} end the process or never come back" if lost else ""
     return Claim("legal calls", text, not refused and not lost)

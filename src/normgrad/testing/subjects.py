@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-import normgrad
-
-from .. import devices
 from ..operators.by_name import FUNCTIONS
-from . import memory_use
 from .cases import Case, Topic
-from .conversions import FRAMEWORKS, NotOfferedError, first_line, to_array
-from .conversions import outputs as converted
+from .conversions import (
+    Counterpart,
+    NotOfferedError,
+    first_line,
+    outputs,
+    to_array,
+    to_dlpack,
+    to_torch,
+)
+from .memory import Watched, leak_of, reverse
 from .outcomes import Judged, Outcome
 from .tensors import Array, Call
-from .watched import Watched, reverse
 
 #: Numbers of threads that must give the same bits; None stands for all threads.
 THREADS = (1, 2, 3, None)
@@ -38,7 +38,7 @@ NO_PARAMETER = "no parameter"
 
 
 class SubjectError(Exception):
-    """The given name is no usable implementation; the text says why."""
+    """The name is of no usable implementation; the text says why."""
 
 
 def unlike(first: Outcome, again: Outcome) -> list[str]:
@@ -70,7 +70,7 @@ class Runner(ABC):
         """The outcome of a case of its suite, or its verdict where no outcome was left."""
 
     def has(self, case: Case) -> bool:
-        """Whether there is the operator that a case calls, as far as is known without calls."""
+        """Whether there is the operator that a case calls, as far as is known without a call."""
         return self.suite != "operators" or case.operator in self.facts["operators"].split(", ")
 
 
@@ -96,13 +96,15 @@ class Implementation(Runner):
     def run(self, case: Case) -> Outcome:
         """The outcome of a case of its suite, which includes every error."""
         try:
+            if not self.has(case):  # before its tensors are made, which takes time
+                raise NotOfferedError(f"no {case.operator}")
             call = case.request()
             if case.topic is Topic.DETERMINISM:
                 return self._repeated(case, call)
             outcome = self.once(call)
             leak = ""
             if case.topic is Topic.MEMORY and outcome.error is None:
-                leak = memory_use.leak_of(self.bare(call))
+                leak = leak_of(self.bare(call))
             return replace(outcome, faults=(*outcome.faults, leak)) if leak else outcome
         except NotOfferedError as error:
             return Outcome(absent=str(error))
@@ -117,14 +119,13 @@ class Implementation(Runner):
         before = self.once(call)
         copy = _copied(before)
         reverse(call.inputs)
-        first = self.once(call)
+        first = _copied(self.once(call))
         if first.error is not None:
             return first
         faults = [
             f"{name}: a later call writes to what an earlier one returned"
             for name in unlike(copy, before)
         ]
-        first = _copied(first)
         for how in self.repeats():
             again = self.once(case.request())
             faults += again.faults
@@ -182,12 +183,18 @@ class Subject(Implementation):
                 f"{name}: no operators; allowed: an object with some of {', '.join(FUNCTIONS)}"
             )
         self.framework: str = getattr(operators, "framework", "numpy")
-        if self.framework not in FRAMEWORKS:
-            raise SubjectError(
-                f"{name}: framework {self.framework!r}; allowed: {', '.join(FRAMEWORKS)}"
-            )
         self.device = str(getattr(operators, "device", "cpu"))
-        self.convert = FRAMEWORKS[self.framework](operators, self.device)
+        from_dlpack = getattr(operators, "from_dlpack", lambda producer: producer)
+        conversions: dict[str, Callable[[Array], Counterpart]] = {
+            "numpy": Counterpart,
+            "torch": partial(to_torch, device=self.device),
+            "dlpack": partial(to_dlpack, from_dlpack=from_dlpack),
+        }
+        if self.framework not in conversions:
+            raise SubjectError(
+                f"{name}: framework {self.framework!r}; allowed: {', '.join(conversions)}"
+            )
+        self.convert = conversions[self.framework]
         try:
             self.convert(np.zeros(1, np.float32))
         except Exception as error:  # the framework or the device is missing
@@ -230,11 +237,11 @@ class Subject(Implementation):
                 faults = tuple(arguments.faults(refused=True))
                 return Outcome(error=(type(error).__name__, first_line(error)), faults=faults)
             try:
-                outputs = arguments.outputs(result)
+                results = outputs(call, result)
             except Exception as error:  # a result of another kind may raise anything
                 fault = f"its result cannot be read: {type(error).__name__}: {error}"
                 return Outcome(faults=(fault, *arguments.faults()))
-            return Outcome(outputs, faults=tuple(arguments.faults(outputs)))
+            return Outcome(results, faults=tuple(arguments.faults(results)))
 
 
 def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -254,13 +261,11 @@ class _Arguments:
     """A call's arguments as an implementation takes them, and checks of them after the call."""
 
     def __init__(self, subject: Subject, call: Call) -> None:
-        self._call = call
-        first = call.first_out
-        arrays = call.given
+        self._call, first, arrays = call, call.first_out, call.arrays
         watched = arrays if first is None else {**arrays, "out": first}
-        self._before = {name: Watched(each) for name, each in watched.items()}
-        converted = {name: subject.convert(each) for name, each in arrays.items()}
-        tensors = {name: each.tensor for name, each in converted.items()}
+        self._watched = {name: Watched(each) for name, each in watched.items()}
+        counterparts = {name: subject.convert(each) for name, each in arrays.items()}
+        tensors = {name: each.tensor for name, each in counterparts.items()}
         self.options = dict(call.options)
         # In the order of normgrad's function, which may have an option among the tensors.
         self.positional = [
@@ -274,90 +279,35 @@ class _Arguments:
             if out is None and first is not None:
                 if subject.framework == "torch" and not first.flags.writeable:
                     raise NotOfferedError("PyTorch has no read-only tensors")
-                converted["out"] = subject.convert(first)
-                out = converted["out"].tensor
+                counterparts["out"] = subject.convert(first)
+                out = counterparts["out"].tensor
             is_tensor = call.operator.out_is_tensor
             self.options["out"] = out if is_tensor else (out, *call.out[1:])
-        self._converted = converted.values()
-
-    def outputs(self, result: Any) -> dict[str, Array]:
-        """Convert a result, a tuple in normgrad's order or the only output, to arrays by name."""
-        return converted(self._call, result)
+        self._counterparts = counterparts.values()
 
     def faults(
-        self, outputs: Mapping[str, Array] | None = None, refused: bool = False
+        self, results: Mapping[str, Array] | None = None, refused: bool = False
     ) -> Iterator[str]:
-        """Faults in what the call wrote and in the outputs that it returned.
+        """Describe wrong writes, and results that share memory with an input or with each other.
 
-        A caller who changes an output that shares memory with an input or with another output
-        changes that tensor too. That is not seen of tensors on other devices.
+        Shared memory is not seen of tensors on other devices.
         """
-        for each in self._converted:
+        for each in self._counterparts:
             each.fetch()
-        outputs, target = outputs or {}, self._call.first_out
-        first = self._call.results[0] if outputs else ""  # a wrong call may have no results
-        if target is not None and first in outputs:
+        results, target = results or {}, self._call.first_out
+        first = self._call.results[0] if results else ""  # a wrong call may have no results
+        if target is not None and first in results:
             out = self.options["out"]
             array = to_array(out[0] if isinstance(out, tuple) else out)
-            if array.tobytes() != outputs[first].tobytes():
+            if array.tobytes() != results[first].tobytes():
                 yield "out: what was returned is not written to it"
-        for name, memory in self._before.items():
+        for name, memory in self._watched.items():
             if fault := memory.fault(memory.value is target and not refused):
                 yield f"{name}: {fault}"
-        others = self._call.given
-        for name, value in outputs.items():
-            if target is not None and name == first:
-                continue
-            for other, memory_of_other in others.items():
-                if np.may_share_memory(value, memory_of_other):
-                    yield f"{name}: in the memory of {other}"
-            others[name] = value
-
-
-# Finding implementations
-
-
-def ours(device: str) -> Subject:
-    """normgrad's operators on a device.
-
-    Raises:
-        SubjectError: normgrad cannot compute there.
-    """
-    if device != "cpu":
-        try:
-            import torch  # noqa: F401 - normgrad knows GPUs only once torch is imported
-
-            device = devices.full_name(device)
-        except ModuleNotFoundError:
-            raise SubjectError(
-                f"normgrad:{device}: device: {device!r}, without PyTorch; allowed: cpu"
-            ) from None
-        except (TypeError, ValueError) as error:
-            raise SubjectError(f"normgrad:{device}: {error}") from None
-    operators = SimpleNamespace(
-        **{name: getattr(normgrad, name) for name in FUNCTIONS},
-        set_num_threads=normgrad.set_num_threads,
-        framework="numpy" if device == "cpu" else "torch",
-        device=device,
-    )
-    return Subject(f"normgrad ({device})", operators, strict=True)
-
-
-def imported(spec: str) -> Any:
-    """An object of a module, or the module itself; see :func:`.suites.load`."""
-    module, _, attribute = spec.partition(":")
-    if not all(module.split(".")):  # a name with an empty part is a relative one
-        raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
-    if "" not in sys.path:  # find modules in the current folder, as ``python -m`` does
-        sys.path.insert(0, "")
-    try:
-        target: Any = importlib.import_module(module)
-    except Exception as error:
-        raise SubjectError(
-            f"{spec}: cannot import {module}: {type(error).__name__}: {error}"
-        ) from error
-    for name in attribute.split(".") if attribute else ():
-        if not hasattr(target, name):
-            raise SubjectError(f"{spec}: {module} has no {attribute}")
-        target = getattr(target, name)
-    return target
+        others = self._call.arrays
+        for name, value in results.items():
+            if target is None or name != first:
+                for other, array in others.items():
+                    if np.may_share_memory(value, array):
+                        yield f"{name}: in the memory of {other}"
+                others[name] = value

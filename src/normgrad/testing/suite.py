@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from .. import dtypes
@@ -47,7 +47,7 @@ _GROUPS = {18: 9, 33: 33, 65: 13, 129: 3, 1025: 41}
 LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 
 #: Kinds whose output depends on a mean that the operator computes.
-_FINDING = ("forward", "forward_group_norm", "forward_layer_norm")
+_WITH_OWN_MEAN = ("forward", "forward_group_norm", "forward_layer_norm")
 #: The layouts of grad_out and input, where they differ.
 _MIXED = (
     ("contiguous", "channels_last"),
@@ -67,7 +67,7 @@ def _is_normal(kind: str, dtype: str, layout: str) -> bool:
     """Whether the tighter bound of normally distributed data holds."""
     # Expanded values are not independent, and ranks' statistics are drawn from other distributions.
     # The mean of float64 data is summed in float64, and may be a neighbour of the nearest float64.
-    neighbours = kind in _FINDING and dtype == "float64"
+    neighbours = kind in _WITH_OWN_MEAN and dtype == "float64"
     return layout != "expanded" and kind != "gather" and not neighbours
 
 
@@ -78,8 +78,8 @@ def _case(topic: Topic, kind: str, shape: Shape, dtype: str = "float32", **more:
     return Case(topic, kind, shape, dtype, **{"groups": groups, **more})
 
 
-def _plain(kind: str) -> Iterator[Case]:
-    yield _case(Topic.PLAIN, kind, (3, 4, 5))
+def _plain(kind: str, topic: Topic = Topic.PLAIN) -> Iterator[Case]:
+    yield _case(topic, kind, (3, 4, 5))
 
 
 def _values(kind: str) -> Iterator[Case]:
@@ -112,7 +112,7 @@ def _absent(kind: str) -> Iterator[Case]:
     base = _case(Topic.ABSENT, kind, (3, 4, 25))
     call = base.call()
     optional = [p.name for p in call.operator.parameters if not p.required]
-    present = [name for name in optional if name in call.given]
+    present = [name for name in optional if name in call.arrays]
     for count in range(1, len(present) + 1):
         for absent in itertools.combinations(present, count):
             yield replace(base, absent=absent)
@@ -178,8 +178,8 @@ def _special(kind: str) -> Iterator[Case]:
 
 
 def _mistakes(kind: str) -> Iterator[Case]:
-    for plain in _plain(kind):
-        yield from varied(replace(plain, topic=Topic.MISTAKES), change=mistakes(plain.call()))
+    for case in _plain(kind, Topic.MISTAKES):
+        yield from varied(case, change=mistakes(case.call()))
 
 
 def _determinism(kind: str) -> Iterator[Case]:
@@ -187,15 +187,10 @@ def _determinism(kind: str) -> Iterator[Case]:
     yield from varied(base, dtype=("float32", "bfloat16"), layout=_TWO_LAYOUTS)
 
 
-def _memory(kind: str) -> Iterator[Case]:
-    for plain in _plain(kind):
-        yield replace(plain, topic=Topic.MEMORY)
-
-
 #: Each topic's cases of a kind, and a step: a quick run takes the first case, one in this many, and
 #: those with an essential change. Steps are odd, lest one of two alternating values never occurs,
 #: but for sizes, of which there are four cases each.
-_PARTS = {
+_PARTS: Mapping[Topic, tuple[Callable[[str], Iterator[Case]], int]] = {
     Topic.PLAIN: (_plain, 1),
     Topic.VALUES: (_values, 7),
     Topic.MEAN: (_means, 3),
@@ -208,7 +203,7 @@ _PARTS = {
     Topic.SPECIAL: (_special, 9),
     Topic.MISTAKES: (_mistakes, 3),
     Topic.DETERMINISM: (_determinism, 5),
-    Topic.MEMORY: (_memory, 1),
+    Topic.MEMORY: (partial(_plain, topic=Topic.MEMORY), 1),
 }
 
 

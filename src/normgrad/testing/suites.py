@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from . import aclnn, infiniop, modules, subjects
+import normgrad
+
+from .. import devices
+from ..machine import version
+from ..operators.by_name import FUNCTIONS
+from . import aclnn, infiniop, modules
 from .c_functions import Functions, of_libraries
 from .cases import Case, Topic
 from .libraries import Library
@@ -27,7 +34,7 @@ class Suite(NamedTuple):
     cases: Callable[[bool, Mapping[str, str]], tuple[Any, ...]]
 
 
-#: The suites, by :attr:`.subjects.Implementation.suite`.
+#: The suites, by :attr:`.subjects.Runner.suite`.
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
     "infiniop": Suite(infiniop.cases),
@@ -38,8 +45,8 @@ SUITES: Mapping[str, Suite] = {
 #: The dialects that a shared library may speak.
 _DIALECTS = (infiniop.Infiniop, aclnn.Aclnn)
 
-#: Loads a library, and gives later ones its functions.
-_loaded = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
+#: Loads a library, and makes its functions visible to those loaded later.
+_load_globally = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
 
 #: The file name of a shared library.
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
@@ -58,18 +65,12 @@ def run(case: Case, operators: Any) -> Judged:
         operators: an object or class as :class:`Subject` takes it, or what :func:`load` returns.
     """
     runner: Runner = operators if isinstance(operators, Runner) else Subject("it", operators)
-
-    def judged(case: Case) -> Judged:
-        outcome = runner.run(case)
-        if isinstance(outcome, Judged):
-            return outcome
-        return judge(case, outcome, runner.strict)
-
-    first = judged(case)
+    judged = judge(case, runner.run(case), runner.strict)
     if not case.is_mistake:
-        return first
+        return judged
     bases = (e for e in cases_of(runner, True) if (e.topic, e.kind) == (Topic.PLAIN, case.kind))
-    return first.beside(next(map(judged, bases), None))
+    judged_bases = (judge(base, runner.run(base), runner.strict) for base in bases)
+    return judged.beside(next(judged_bases, None))
 
 
 def load(spec: str) -> Implementation:
@@ -84,34 +85,69 @@ def load(spec: str) -> Implementation:
     Raises:
         SubjectError: the name is of no implementation, or of one that cannot be used.
     """
-    name, _, rest = spec.partition(":")
-    if name == "normgrad" and (not rest or rest == "cpu" or rest.startswith("cuda")):
-        return subjects.ours(rest or "cpu")
+    name, _, device = spec.partition(":")
+    if name == "normgrad" and (device in ("", "cpu") or device.startswith("cuda")):
+        return _ours(device or "cpu")
     if spec == "torch":
         try:
-            from .aten import Aten
+            from . import aten
         except ModuleNotFoundError as error:
             raise SubjectError(f"torch: {error}") from None
-        return Subject(Aten.name, Aten)
+        return Subject(f"torch {version('torch')}", aten.operators())
     if spec.endswith(".py"):
-        raise SubjectError(
-            f"{spec}: a file; allowed: its module and a name in it, such as mine:Ops"
-        )
+        allowed = "its module and a name in it, such as mine:Ops"
+        raise SubjectError(f"{spec}: a file; allowed: {allowed}")
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
-        return _opened(spec)
-    target = subjects.imported(spec)
+        return _library(spec)
+    target = _import_target(spec)
     torch = sys.modules.get("torch")  # which has been imported where there is a module of its
     if torch is not None and isinstance(target, type) and issubclass(target, torch.nn.Module):
         return modules.Module(spec, target)
     return Subject(spec, target)
 
 
-def _opened(path: str) -> Library:
-    """Open a shared library.
+def _ours(device: str) -> Subject:
+    """normgrad's operators on a device."""
+    if device != "cpu":
+        try:
+            import torch  # noqa: F401 - normgrad knows GPUs only once torch is imported
 
-    Raises:
-        SubjectError: there is no such file, or it is no library, or speaks neither dialect.
-    """
+            device = devices.full_name(device)
+        except ModuleNotFoundError:
+            reason = f"device: {device!r}, without PyTorch; allowed: cpu"
+            raise SubjectError(f"normgrad:{device}: {reason}") from None
+        except (TypeError, ValueError) as error:
+            raise SubjectError(f"normgrad:{device}: {error}") from None
+    operators = SimpleNamespace(
+        **{name: getattr(normgrad, name) for name in FUNCTIONS},
+        set_num_threads=normgrad.set_num_threads,
+        framework="numpy" if device == "cpu" else "torch",
+        device=device,
+    )
+    return Subject(f"normgrad ({device})", operators, strict=True)
+
+
+def _import_target(spec: str) -> Any:
+    """The object "module:Name", or the module itself."""
+    module, _, attribute = spec.partition(":")
+    if not all(module.split(".")):  # a name with an empty part is a relative one
+        raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
+    if "" not in sys.path:  # find modules in the current folder, as ``python -m`` does
+        sys.path.insert(0, "")
+    try:
+        target: Any = importlib.import_module(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SubjectError(f"{spec}: cannot import {module}: {reason}") from error
+    for name in attribute.split(".") if attribute else ():
+        if not hasattr(target, name):
+            raise SubjectError(f"{spec}: {module} has no {attribute}")
+        target = getattr(target, name)
+    return target
+
+
+def _library(path: str) -> Library:
+    """Open a shared library that speaks a dialect."""
     file = Path(path).absolute()
     if not file.is_file():
         raise SubjectError(f"{path}: no such file; allowed: a shared library")
@@ -121,15 +157,14 @@ def _opened(path: str) -> Library:
             break
     else:
         markers = " or ".join(dialect.markers[0] for dialect in _DIALECTS)
-        raise SubjectError(
-            f"{path}: neither dialect's functions; allowed: a library with {markers}"
-        )
+        allowed = f"a library with {markers}"
+        raise SubjectError(f"{path}: neither dialect's functions; allowed: {allowed}")
     libraries = [library]
     # Look for a companion elsewhere only if it is not beside the library.
     for folder in (f"{file.parent}/", ""):
         for name in dialect.companions:
             with suppress(OSError):
-                libraries.append(_loaded(folder + name))
+                libraries.append(_load_globally(folder + name))
         functions = Functions(dialect.libraries, of_libraries(libraries))
         missing = [name for name in dialect.needed if name not in functions]
         if not missing:
@@ -140,16 +175,15 @@ def _opened(path: str) -> Library:
     )
 
 
-def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
+def _open(file: Path, companions: list[str]) -> ctypes.CDLL:
     # The library may need others beside it, where the loader does not look, and those yet others.
-    paths = [file.parent / name for name in companions]
-    beside = [str(path) for path in paths if path.is_file()]
+    beside = [path for name in companions if (path := file.parent / name).is_file()]
     for _ in range(1 + len(beside)):
         try:
-            return _loaded(str(file))
+            return _load_globally(str(file))
         except OSError as error:
             reason = error
-        for each in beside:
+        for path in beside:
             with suppress(OSError):
-                _loaded(each)
+                _load_globally(str(path))
     raise SubjectError(f"{file}: cannot be loaded: {reason}")

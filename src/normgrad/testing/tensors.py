@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +46,13 @@ def lay_out(values: Array, layout: str) -> Array:
         return np.ascontiguousarray(values)
     if layout == "channels_last":
         return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 1, -1)), -1, 1)
-    if layout == "sliced":
-        wide = np.full([2 * size + 1 for size in values.shape], np.nan, values.dtype)
-        view = wide[tuple(slice(1, 2 * size + 1, 2) for size in values.shape)]
+    if layout in ("sliced", "odd"):
+        shape = tuple(2 * size + 1 for size in values.shape)
+        places: tuple[Any, ...] = tuple(slice(1, size, 2) for size in shape)
+        if layout == "odd":
+            *outer, row = values.shape
+            shape, places = (*outer, row + 3), (..., slice(2, 2 + row))
+        view: Array = np.full(shape, np.nan, values.dtype)[places]
         view[...] = values
         return view
     if layout == "transposed":
@@ -59,11 +63,6 @@ def lay_out(values: Array, layout: str) -> Array:
     if layout == "expanded":
         first = values[..., :1] if values.shape[-1] else values
         return np.broadcast_to(first, values.shape)
-    if layout == "odd":
-        wide = np.full((*values.shape[:-1], values.shape[-1] + 3), np.nan, values.dtype)
-        view = wide[..., 2 : 2 + values.shape[-1]]
-        view[...] = values
-        return view
     raise ValueError(f"layout: {layout!r}; allowed: {', '.join(LAYOUTS)}")
 
 
@@ -96,31 +95,31 @@ class Call:
         return PLANNED[self.name]
 
     @property
-    def given(self) -> dict[str, Array]:
-        """The tensors that are there."""
+    def arrays(self) -> dict[str, Array]:
+        """The tensors that are not absent."""
         return {name: value for name, value in self.tensors.items() if value is not None}
 
     @property
     def inputs(self) -> list[Array]:
-        """The tensors, as the operator reads them."""
-        return list(self.given.values())
+        """The tensors that the operator reads."""
+        return list(self.arrays.values())
 
     @property
     def arithmetic(self) -> DType:
         """The dtype that the call is computed in, on which the bound depends."""
         # Merging the statistics of ranks reads no data tensors.
         names = ("mean", "invstd") if self.operator.gathers else ("grad_out", "input")
-        arrays = (each for name, each in self.given.items() if name in names)
+        arrays = (each for name, each in self.arrays.items() if name in names)
         return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in arrays))
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The arguments that are not tensors, with the defaults of those not given."""
+        """The arguments that are not tensors, including defaults."""
         return {**choices_of(self.name), **self.options}
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """All outputs of the operator, wanted or not."""
+        """All outputs of the operator, whatever the mask."""
         return self.operator.outputs(self.operator.read_options(**self.choices))
 
     @property
@@ -129,8 +128,7 @@ class Call:
         outputs = self.outputs
         if self.operator.out_is_tensor:
             return (outputs[0].name,)
-        fields: tuple[str, ...] = self.operator.result([None] * len(outputs))._fields
-        return fields
+        return tuple(self.operator.result([None] * len(outputs))._fields)
 
     def give(self, data: Array | None) -> None:
         """Have the first output, which has the input's shape, written to this array."""
@@ -139,7 +137,7 @@ class Call:
 
     @property
     def first_out(self) -> Array | None:
-        """The array that was given for the first output."""
+        """The caller's array for the first output."""
         array: Array | None = self.out[0] if isinstance(self.out, tuple) else self.out
         return array
 
@@ -147,11 +145,9 @@ class Call:
         """The oracle's outputs by name, each with its scale."""
         # Without the masks: the oracle computes all outputs.
         options = {name: each for name, each in self.options.items() if name in Options._fields}
+        oracle: Callable[..., dict[str, reference.Exact]] = getattr(reference, self.name)
         with np.errstate(all="ignore"):
-            outputs: dict[str, reference.Exact] = getattr(reference, self.name)(
-                **self.tensors, **options
-            )
-        return outputs
+            return oracle(**self.tensors, **options)
 
     def call(self, **more: Any) -> Any:
         """Make the call with normgrad's function, and return its result."""
@@ -226,14 +222,14 @@ def make(
         seed: the seed of the random numbers.
     """
     x_dtype = x_dtype or dtype
-    parameters = parameter_dtype or ("float32" if dtype in HALVES else x_dtype)
-    real = dtypes.BY_NAME[parameters].numpy
+    parameter_dtype = parameter_dtype or ("float32" if dtype in HALVES else x_dtype)
+    real = dtypes.BY_NAME[parameter_dtype].numpy
     rng = np.random.default_rng(seed)
     dy = rng.standard_normal(shape).astype(dtypes.BY_NAME[dtype].numpy)
     x = (mean + std * rng.standard_normal(shape)).astype(dtypes.BY_NAME[x_dtype].numpy)
     data = {"grad_out": lay_out(dy, layout), "input": lay_out(x, x_layout or layout)}
 
-    name, left_out, options = _KINDS[kind]
+    name, absent, options = _KINDS[kind]
     operator = PLANNED[name]
     axis = channel_axis % len(shape)
     channels = shape[axis]
@@ -272,17 +268,11 @@ def make(
             return vector(*row) if weight else None
         return affine.get(role or Role.WEIGHT)
 
-    where: dict[str, Any] = {"num_groups": num_groups, "normalized_shape": row}
-    where |= {"channel_axis": channel_axis} if channel_axis != 1 else {}
-    return Call(
-        name,
-        {
-            each.name: value(each)
-            for each in operator.parameters
-            if each.name not in left_out.split()
-        },
-        {**{name: each for name, each in where.items() if name in operator.options}, **options},
-    )
+    parameters = [each for each in operator.parameters if each.name not in absent.split()]
+    sizes: dict[str, Any] = {"num_groups": num_groups, "normalized_shape": row}
+    sizes |= {"channel_axis": channel_axis} if channel_axis != 1 else {}
+    choices = {name: each for name, each in sizes.items() if name in operator.options}
+    return Call(name, {each.name: value(each) for each in parameters}, {**choices, **options})
 
 
 def _statistics(
@@ -294,11 +284,8 @@ def _statistics(
     if operator.statistics is Kind.ROW:
         over = tuple(range(x.ndim - len(row), x.ndim))
     elif operator.statistics is Kind.GROUP:
-        samples = x.shape[0]
-        wide = np.moveaxis(wide, axis, 1).reshape(
-            samples, groups, x.size // (samples * groups or 1)
-        )
-        over = (2,)
+        shape = (len(x), groups, x.size // (len(x) * groups or 1))
+        wide, over = np.moveaxis(wide, axis, 1).reshape(shape), (2,)
     count = max(1, math.prod(wide.shape[each] for each in over))
     mean = (wide.sum(over, keepdims=True) / count).astype(real).astype(np.float64)
     centred = wide - mean if operator.is_centred else wide

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .cases import Case, Topic
-from .outcomes import Judged, Outcome, Verdict, judge
+from .outcomes import Judged, Verdict, judge
 from .process import Process
 from .subjects import NO_PARAMETER
 from .suites import cases_of
@@ -56,16 +56,12 @@ class Trial:
 
         Refusals count too for an operator that never answers.
         """
-        return (
-            *filter(self.is_silence, self.beside),
-            *(
-                each
-                for each in self.judged
-                if each.verdict.is_defect
-                or (self.strict and each.verdict is not Verdict.MET)
-                or self.is_silence(each)
-            ),
-        )
+
+        def is_defect(judged: Judged) -> bool:
+            is_unmet = judged.verdict is not Verdict.MET
+            return judged.verdict.is_defect or (self.strict and is_unmet) or self.is_silence(judged)
+
+        return (*filter(self.is_silence, self.beside), *filter(is_defect, self.judged))
 
     def is_silence(self, judged: Judged) -> bool:
         """Whether an operator in ``silent`` left this case unanswered."""
@@ -75,15 +71,15 @@ class Trial:
     def silent(self) -> dict[str, Judged]:
         """The offered operators that answer no legal call, each with its first such call.
 
-        An operator that raises NotImplementedError is not offered. Of an interrupted trial nothing
-        is said, since the calls that an operator answers may have been left.
+        An operator that raises NotImplementedError is not offered. An interrupted trial has none,
+        since the calls that an operator answers may have been left.
         """
         if self.unjudged:
             return {}
-        tried = (*self.beside, *self.judged)
-        answering = {each.case.operator for each in tried if each.is_answer}
+        every = (*self.beside, *self.judged)
+        answering = {each.case.operator for each in every if each.is_answer}
         by_operator: dict[str, Judged] = {}
-        for each in filter(_is_unanswered, tried):
+        for each in filter(_is_unanswered, every):
             if each.case.operator not in answering:
                 by_operator.setdefault(each.case.operator, each)
         return by_operator
@@ -131,9 +127,8 @@ def try_cases(
         TrialInterrupted: an interrupt came after the first case was begun.
     """
     process = Process(spec)
-    strict = process.strict
     futures: list[Future[Judged]] = []
-    is_stopped = False
+    is_interrupted = False
     try:
         whole = cases_of(process, quick)
         matches = [case for case in whole if case.name == only]
@@ -142,20 +137,16 @@ def try_cases(
         kinds = {case.kind for case in cases} - {c.kind for c in cases if c.topic is Topic.PLAIN}
         beside = [case for case in whole if case.topic is Topic.PLAIN and case.kind in kinds]
         started(process.name, len(cases) + len(beside))
-
-        def verdict(case: Case, outcome: Outcome | Judged) -> Judged:
-            return outcome if isinstance(outcome, Judged) else judge(case, outcome, strict)
-
         # Judge one case while the process computes the next.
         with suppress(KeyboardInterrupt), ThreadPoolExecutor(1) as judging:
-            is_stopped = True
+            is_interrupted = True
             for case in (*cases, *beside):
-                futures.append(judging.submit(verdict, case, process.run(case)))
+                futures.append(judging.submit(judge, case, process.run(case), process.strict))
                 for each in futures[-2:-1]:
                     progress(each.result())
             for each in futures[-1:]:
                 progress(each.result())
-            is_stopped = False
+            is_interrupted = False
     finally:
         process.end()
     judged = [each.result() for each in futures]
@@ -166,12 +157,12 @@ def try_cases(
         name=process.name,
         suite=process.suite,
         facts=process.facts,
-        strict=strict,
+        strict=process.strict,
         judged=tuple(judged[: len(cases)]),
         beside=tuple(judged[len(cases) :]),
         total=len(cases_of(process)),
         unjudged=len(cases) + len(beside) - len(judged),
     )
-    if is_stopped:
+    if is_interrupted:
         raise TrialInterrupted(trial)
     return trial
