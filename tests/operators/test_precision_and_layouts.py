@@ -222,7 +222,7 @@ def test_missing_mean_is_rounded_as_the_oracle_rounds_it(layout):
 
 def test_strided_parameters():
     """Per-channel vectors with any stride, in and out."""
-    for kind in OPERATORS:
+    for kind in sampled(OPERATORS, 3 if INTERPRETED else len(OPERATORS)):
         # Where rows are one axis, whatever their vectors' strides.
         shape = (12, 10) if kind in BY_ROW else (3, 4, 10)
         case = make(kind, shape, num_groups=2)
@@ -251,7 +251,7 @@ def test_strided_parameters():
     "kind", ["train", "train_without_statistics", "eval", "elemt", "group_norm", "layer_norm"]
 )
 def test_in_place(kind, layout, where):
-    for shape in ((3, 4, 5, 6), (4, 8, 40, 40)):
+    for shape in ((3, 4, 5, 6), (2, 4, 9, 10) if INTERPRETED else (4, 8, 40, 40)):
         case = make(kind, shape, layout=layout, num_groups=2)
         apart = same_strides(case.tensors[where])
         expected = bits(case.call(out=apart if kind == "elemt" else (apart, None, None)))
