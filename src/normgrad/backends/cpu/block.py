@@ -104,7 +104,7 @@ OWN_PARAMETERS = _block()
 # Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
 # bits; whether dx's memory has dy's copy from the sums on; the tensors' item sizes; the addresses
 # of the copying functions and of their caller.
-COLUMNS, MOVED, DY_IN_DX = _block.each(3)
+COLUMNS, TILES, DY_IN_DX = _block.each(3)
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
 # the most threads with which it is); what is prefetched while rows are summed (schedule.py), and

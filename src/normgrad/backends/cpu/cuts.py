@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...memory import LINE
-from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, held_at_once, read_bytes, waits
+from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, read_bytes, rows_in_l1, waits
 
 #: How many times as long an element takes in float64, and one that is copied to tiles first.
 COST_OF_DOUBLE, COST_OF_TILES = 2, 4
@@ -90,7 +90,7 @@ def is_small(layout: Layout) -> bool:
 def cost_of(layout: Layout) -> int:
     """About how long all elements take, in elements of float32 that are read in place."""
     cost = COST_OF_DOUBLE if layout.problem.arithmetic is dtypes.float64 else 1
-    return layout.elements * cost * (COST_OF_TILES if any(layout.moved) else 1)
+    return layout.elements * cost * (COST_OF_TILES if any(layout.tiles) else 1)
 
 
 def _rows_of_piece(layout: Layout) -> int:
@@ -114,7 +114,7 @@ def _rows_of_piece(layout: Layout) -> int:
         for dtype, step in zip(layout.data, rows.strides, strict=True)
         if step > 0
     ]
-    most = [layout.positions, *(held_at_once(step) // len(steps) for step in steps)]
+    most = [layout.positions, *(rows_in_l1(step) // len(steps) for step in steps)]
     # A forward pass reads rows that compete for the same places in the L1 cache a few at a time.
     large = problem.forward and layout.bytes >= 16 * policy.in_cache
     competing = large and min(most) < layout.positions
@@ -138,7 +138,7 @@ def _unit(layout: Layout) -> int:
     problem, unit = layout.problem, 1
     if layout.columns:
         unit = layout.chunk if layout.run > 1 else LANES
-    elif any(layout.moved):
+    elif any(layout.tiles):
         unit = min(TILE_CHANNELS, layout.channel.size)
     return problem.per_group * unit // gcd(problem.per_group, unit)
 
@@ -267,7 +267,7 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
 
 def _whole_in_float32(layout: Layout) -> bool:
     """Whether rows are whole, are read where they are, and are added in float32."""
-    return layout.positions == 1 and not any(layout.moved) and layout.dtype != dtypes.float64
+    return layout.positions == 1 and not any(layout.tiles) and layout.dtype != dtypes.float64
 
 
 def walks_once(layout: Layout) -> bool:

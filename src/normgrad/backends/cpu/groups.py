@@ -52,6 +52,8 @@ from .row_groups import (
     choose_pilots,
     compute_coefficients,
     compute_statistics,
+    forward_in_tiles,
+    gradients_in_tiles,
     is_written,
     read_coefficients,
     round_statistics,
@@ -59,7 +61,6 @@ from .row_groups import (
     write_part_of_group,
 )
 from .target import has_many_registers
-from .tiny import forward_in_tiles, gradients_in_tiles
 from .write import is_streamed, parameters_along, stream_row, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

@@ -34,21 +34,20 @@ def arithmetic(name: str) -> str:
     return f"arithmetic: {name}"
 
 
-#: The functions and signatures of units other than kernels and movers, by module.
+#: The functions of units other than kernels and movers, by module.
 FUNCTIONS = {
-    DRIVER: ("drive.drive", "drive.SIGNATURE"),
-    OPENMP: ("drive.share", "drive.SHARE_SIGNATURE"),
-    START: ("drive.start", "drive.START_SIGNATURE"),
-    SERVE: ("drive.serve", "drive.SERVE_SIGNATURE"),
-    TASKS: ("walk.run_tasks", "walk.SIGNATURE"),
-    TASKS_IN_TILES: ("walk.in_tiles", "walk.TILES_SIGNATURE"),
-    arithmetic("channels"): ("arithmetic.arithmetic", "arithmetic.SIGNATURE"),
-    arithmetic("count"): ("coefficients.count", "arithmetic.SIGNATURE"),
-    arithmetic("weights"): ("coefficients.weights", "arithmetic.SIGNATURE"),
-    arithmetic("gather"): ("statistics.gather", "arithmetic.SIGNATURE"),
-    arithmetic("batch"): ("coefficients.batch", "arithmetic.COEFFICIENTS"),
-    arithmetic("groups"): ("coefficients.groups", "arithmetic.COEFFICIENTS"),
-    arithmetic("constant"): ("coefficients.constant", "arithmetic.COEFFICIENTS"),
+    DRIVER: "drive.drive",
+    OPENMP: "drive.share",
+    START: "drive.start",
+    SERVE: "drive.serve",
+    TASKS: "walk.run_tasks",
+    TASKS_IN_TILES: "walk.in_tiles",
+    arithmetic("channels"): "arithmetic.arithmetic",
+    arithmetic("gather"): "arithmetic.gather",
+    **{
+        arithmetic(name): f"coefficients.{name}"
+        for name in ("count", "weights", "batch", "groups", "constant")
+    },
 }
 #: The kernels' functions, by access pattern and operation.
 KERNELS = {
@@ -120,8 +119,8 @@ def of_schedule(schedule: Schedule) -> dict[int, str]:
     layout = schedule.layout
     by_field = {
         B.MOVERS + tensor: mover(dtype.code, layout.dtype.code)
-        for tensor, (dtype, moved) in enumerate(zip(layout.data, layout.moved, strict=True))
-        if moved
+        for tensor, (dtype, in_tiles) in enumerate(zip(layout.data, layout.tiles, strict=True))
+        if in_tiles
     }
     return {**by_field, B.IN_TILES: TASKS_IN_TILES} if by_field else {}
 

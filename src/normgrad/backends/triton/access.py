@@ -9,8 +9,7 @@ import triton.language as tl
 from ... import problem
 from ...problem import DATA, Role
 from . import config
-from .jit import constant, helper
-from .pairs import real, rounded
+from .pairs import constant, helper, real, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import triton.language as tl
 
 from . import access, config
-from .jit import constant, helper
 from .pairs import (
     Pair,
     added,
     as_number,
+    constant,
     divided,
     exact,
+    helper,
     inverse_root,
     is_finite,
     is_normal,
@@ -69,8 +70,8 @@ def save(a, at, value, WHICH: tl.constexpr):
 
 
 @helper
-def given_mean(a, at, C: tl.constexpr):
-    """The mean that x is centred about: the given one, or the one in the workspace."""
+def read_mean(a, at, C: tl.constexpr):
+    """Read the mean that x is centred about: the argument, or the one in the workspace."""
     if C.about == SAVED:
         return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
@@ -78,8 +79,8 @@ def given_mean(a, at, C: tl.constexpr):
 
 
 @helper
-def given_invstd(a, at, C: tl.constexpr):
-    """1/std: the given one, the one in the workspace, or one from a given variance."""
+def read_invstd(a, at, C: tl.constexpr):
+    """Read 1/std: the argument, or one from it if it is a variance, or the one in the workspace."""
     if C.invstd == SAVED:
         value = load_saved(a, at, SAVED_INVSTD, 1.0)
         if C.wide:
@@ -120,7 +121,7 @@ def about(a, at, C: tl.constexpr):
         value = value.to(tl.float64)
         centre = tl.where(is_finite(value), value, 0.0)
     else:
-        centre = given_mean(a, at, C)
+        centre = read_mean(a, at, C)
     # The point is rounded to the type in which it is subtracted from x; moments use it as float64.
     if C.forward:
         return real(centre, C.wide).to(tl.float64)
@@ -137,7 +138,7 @@ def about_sums(a, at, C: tl.constexpr):
     if C.about == PILOT:
         return tl.load(of_group(a, at, a.work.pilots, 0), mask=at.there, other=0.0)
     else:
-        return given_mean(a, at, C)
+        return read_mean(a, at, C)
 
 
 @helper
@@ -355,7 +356,7 @@ def normalising(a, at, mean, r, C: tl.constexpr):
 @helper
 def scaling(a, at, C: tl.constexpr):
     """The coefficients of dx in evaluation."""
-    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * given_invstd(a, at, C).value
+    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * read_invstd(a, at, C).value
     scale = real(scale, C.wide)
     return Coefficients(scale, scale, scale, scale, scale)
 
@@ -370,7 +371,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     """
     W: tl.constexpr = C.wide
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
-    r = given_invstd(a, at, C)
+    r = read_invstd(a, at, C)
     t = divided(sums.total, m, inverse, W)
     if not C.centred:
         t = exact(tl.zeros_like(t.value))
@@ -400,7 +401,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     moved = (rest != 0.0) & is_finite(slope)
     shift = tl.where(moved, tl.fma(-slope, rest, shift), shift)
     return Coefficients(
-        real(given_mean(a, at, C), W), real(shift, W), real(scale, W), real(gain, W), real(slope, W)
+        real(read_mean(a, at, C), W), real(shift, W), real(scale, W), real(gain, W), real(slope, W)
     )
 
 
@@ -430,7 +431,7 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
         sums = centred(a, at, sums, C)
         if C.outputs:
             projection = as_number(sums.projection, C.wide)
-            r = given_invstd(a, at, C)
+            r = read_invstd(a, at, C)
             # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, r.value * projection, 0.0)
@@ -442,7 +443,7 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
 def from_arguments(a, at, C: tl.constexpr):
     """Compute the coefficients from given statistics and sums."""
     if C.forward:
-        return normalising(a, at, given_mean(a, at, C), given_invstd(a, at, C).value, C)
+        return normalising(a, at, read_mean(a, at, C), read_invstd(a, at, C).value, C)
     elif C.constant:
         return scaling(a, at, C)
     else:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import access, channels, config, tiles
-from .jit import constant, helper
-from .pairs import Pair, added, as_number, exact, masked, number, sum_along
+from . import access, channels, tiles
+from .pairs import Pair, added, as_number, exact, helper, masked, number, sum_along
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-#: The numbers that ``combine`` combines; see config.py.
-OVER_PARTS, OVER_SETS = constant(config.OVER_PARTS), constant(config.OVER_SETS)
-OVER_LINES = constant(config.OVER_LINES)
 
 
 @helper
@@ -170,7 +165,7 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
         centre = channels.about(a, at, C)
         terms = tiles.terms_of_tile(dy, x, centre, there, C)
         if C.columns:
-            columns = tiles.add_columns(columns, terms, channels.given_invstd(a, at, C), C)
+            columns = tiles.add_columns(columns, terms, channels.read_invstd(a, at, C), C)
         totals = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
         if C.keeps_sums:
             channels.put_sums(a, part, at, centre, totals, C)
@@ -273,8 +268,8 @@ def to_members(p, C: tl.constexpr):
     return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
 
 
-@helper
-def over_parts(a, C: tl.constexpr):
+@triton.jit
+def combine_parts(a, C: tl.constexpr):
     """Combine the sums of all parts, for some groups of a set.
 
     This makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
@@ -303,8 +298,8 @@ def over_parts(a, C: tl.constexpr):
                 channels.put_coefficients(a, at, c, C)
 
 
-@helper
-def over_sets(a, C: tl.constexpr):
+@triton.jit
+def combine_sets(a, C: tl.constexpr):
     """Sum the gradients of some parameters over all sets and parts, and write them."""
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     group = channel // a.sizes.per_group.to(tl.int32)
@@ -321,7 +316,7 @@ def over_sets(a, C: tl.constexpr):
         partial = channels.load_sums(a, k // sets, here, C)
         partial = channels.centred(a, here, partial, C)
         projection = as_number(partial.projection, C.wide)
-        r = channels.given_invstd(a, here, C)
+        r = channels.read_invstd(a, here, C)
         term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
         totals = tiles.both(totals, tiles.along(partial, 0, C), C.wide)
@@ -355,6 +350,12 @@ def over_lines(a, block, C: tl.constexpr):
     access.write(a, s, index, exists, as_number(totals.total, C.wide), access.GRAD_BIAS, C)
 
 
+@triton.jit
+def combine_lines(a, C: tl.constexpr):
+    """Sum the lines' terms of the parameters' gradients, in programs that do nothing else."""
+    over_lines(a, tl.program_id(0), C)
+
+
 @helper
 def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     """The average over all ranks of their means minus one mean, or of variance + eps about it."""
@@ -374,8 +375,8 @@ def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     return tl.where(n != 0.0, as_number(total, C.wide) / n, 0.0)
 
 
-@helper
-def over_ranks(a, C: tl.constexpr):
+@triton.jit
+def combine_ranks(a, C: tl.constexpr):
     """Combine all ranks' statistics of some channels.
 
     1/r² is a rank's variance + eps. Its average over all elements, plus that of the squared
@@ -394,16 +395,3 @@ def over_ranks(a, C: tl.constexpr):
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
     channels.update_running(a, at, mean, variance, n, C)
-
-
-@triton.jit
-def combine(a, C: tl.constexpr):
-    """Combine numbers of each channel: sums of parts, sets or lines, or statistics of ranks."""
-    if C.over == OVER_PARTS:
-        over_parts(a, C)
-    elif C.over == OVER_SETS:
-        over_sets(a, C)
-    elif C.over == OVER_LINES:
-        over_lines(a, tl.program_id(0), C)
-    else:
-        over_ranks(a, C)

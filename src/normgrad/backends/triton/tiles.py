@@ -9,13 +9,14 @@ import triton.language as tl
 
 from . import access, config
 from .access import pointers
-from .jit import constant, helper
 from .pairs import (
     INTERPRETED,
     Pair,
     added,
     as_float64,
+    constant,
     exact,
+    helper,
     masked,
     real,
     rounded,
@@ -38,7 +39,7 @@ class Sums(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of dx or y; see `written`."""
+    """The coefficients of dx or y; see `result_of_tile`."""
 
     mean: Any
     shift: Any
