@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
-import numpy as np
-
 from . import block as B
 from .helpers import helper
 from .intrinsics import (
     as_int64,
     bits_to_double,
-    double,
     double_buffer,
     fma,
     get,
@@ -48,7 +45,6 @@ from .vectors import (
     as_arithmetic,
     canonical,
     count_of,
-    counts,
     fill,
     offset_along,
     read_elements,
@@ -149,16 +145,6 @@ def update(block, slot, out_slot, first, count, new, n, factor):
 
 
 @helper
-def hold_row(block, numbers, count, row):
-    """Round numbers to the arithmetic's type, and set their errors to zero."""
-    for c in range(count):
-        put_pair(row, c, (canonical(get(numbers, c)), 0.0))
-    if get(block, B.SINGLE) != 0:
-        for c in range(count):
-            put(row[0], c, double(np.float32(get(row[0], c))))
-
-
-@helper
 def write_statistics(block, s, first, count, mean, invstd, variance, n):
     """Write statistics over n elements to the outputs, and update the running statistics.
 
@@ -221,7 +207,8 @@ def statistics(block, flags, s, base, c0, c1):
             put(invstds[0], g, rounded(r))
             put_pair(invstd, g, r)
         if forward and get(block, B.MISSING_INVSTD) != 0:
-            hold_row(block, invstds[0], there, invstd)
+            for g in range(there):
+                put_pair(invstd, g, (as_arithmetic(block, canonical(get(invstds[0], g))), 0.0))
         write_statistics(block, s, first, count, means, invstds, changes, m)
 
 
@@ -334,7 +321,7 @@ def gather(block, flags, s, base, c0, c1):
     means, variances, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP), pairs_buffer(STRIP)
     mean, invstd = double_buffer(STRIP), double_buffer(STRIP)
     n = total_count(block)
-    ranks = counts(block) if n != 0.0 else 0
+    ranks = get(block, B.COUNTS) if n != 0.0 else 0
     for first in range(c0, c1, STRIP):
         count = smaller(STRIP, c1 - first)
         there = count if n != 0.0 else 0

@@ -33,12 +33,13 @@ def sources() -> dict[str, tuple[Any, Any]]:
         kinds = [INT_POINTER if name in _POINTERS else types.int64 for name in names]
         result = types.int64 if unit == units.DRIVER else types.void
         by_unit[unit] = function, result(*kinds)
-    for pattern, operation, code in units.kernels():
-        function = _at(units.KERNELS[pattern][operation]).py_func
+    for unit, (pattern, operation, code) in units.KERNELS.items():
+        function = _at(units.LOOPS[pattern][operation]).py_func
         kind = types.void(Operation(operation, pattern), *[POINTERS[code]] * 3, INT_POINTER)
-        by_unit[units.kernel(pattern, operation, code)] = function, kind
-    for code, tile in units.movers():
-        by_unit[units.mover(code, tile)] = moves.mover, moves.mover_signature(code, tile)
+        by_unit[unit] = function, kind
+    for unit, (code, tile) in units.MOVERS.items():
+        kind = types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 6)
+        by_unit[unit] = moves.mover, kind
     return by_unit
 
 

@@ -77,7 +77,9 @@ def cut_of(layout: Layout) -> Cut | None:
         return _of_groups(layout, whole)
     if is_small(layout):
         return whole
-    if layout.columns and layout.run == 1 and not _have_few_rows(layout):
+    # Columns of many channels and few positions are cut by channels.
+    few_rows = positions < layout.policy.rows_of_part and _are_many(layout, channels)
+    if layout.columns and layout.run == 1 and not few_rows:
         return _of_samples(layout, whole) or _of_positions(layout, whole)
     return _of_channels(layout, whole)
 
@@ -171,11 +173,6 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     return cut._replace(piece_channels=at_once, piece_rows=1)
 
 
-def _have_few_rows(layout: Layout) -> bool:
-    """Whether channels, rather than positions, are what columns can be cut by: they are many."""
-    return _are_many(layout, layout.channel.size) and layout.positions < layout.policy.rows_of_part
-
-
 def _are_many(layout: Layout, channels: int) -> bool:
     """Whether several threads save time in arithmetic of channels, which takes them longer."""
     return channels >= layout.policy.small
@@ -235,15 +232,15 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         # A task reads long runs of memory, image after image: of some images rather than channels.
         size, blocks = layout.run * read_bytes(problem), ceil_div(enough, cuts)
         runs = min(2 * policy.in_cache // size, ceil_div(channels, blocks))
-        channels_wanted = max(1, runs, policy.part // per_channel)
+        least_channels = max(1, runs, policy.part // per_channel)
         # Blocks of one size, since two threads may have one each.
-        even = ceil_div(channels, ceil_div(channels, channels_wanted))
+        even = ceil_div(channels, ceil_div(channels, least_channels))
         block = min(channels, rounded_up(even, unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
-        channels_wanted = channels * sets // enough * per_channel
+        elements_each = channels * sets // enough * per_channel
         cache = policy.in_cache * (1 if whole.piece_rows == positions else 2)
-        most = max(policy.small, min(cache // read_bytes(problem), channels_wanted))
+        most = max(policy.small, min(cache // read_bytes(problem), elements_each))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
         if layout.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
             lines = unit * (LINE // gcd(unit * layout.run * layout.dtype.itemsize, LINE))
@@ -257,8 +254,8 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         parts = min(ceil_div(tasks, cut.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
-        channels_wanted = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
-        return cut._replace(channel_block=max(block, channels_wanted))
+        channels_each = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
+        return cut._replace(channel_block=max(block, channels_each))
     size = ceil_div(positions, parts)
     if _lie_in_images(layout) and not layout.columns:
         size = rounded_up(size, least)

@@ -14,7 +14,7 @@ from math import isfinite, sqrt
 from numba import types
 
 from . import block as B
-from .accumulate import add_columns, fold, start_sums
+from .accumulate import add_columns, fold, nearest_element, start_sums
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
 from .elements import advance, linear_form, prefetch_bytes_ahead
 from .helpers import by_types, helper
@@ -33,7 +33,6 @@ from .intrinsics import (
     smaller,
 )
 from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
-from .moments import nearest_element
 from .moves import transpose
 from .parts import load_part, store_part
 from .reduce import block_of, sums_of, three

@@ -123,6 +123,7 @@ def _vectors(layout: Layout) -> _Fields:
         fields[word + B.OUTER_SET] = layout.positions if role in STATISTICS else 1
         fields[word + B.OUTER_STEPS] = vector.outer_strides
     if problem.counts is not None:
+        fields[B.COUNTS] = problem.counts.elements
         fields[B.COUNT_CODE] = problem.counts.dtype.code
         fields[B.COUNT_RANK] = problem.counts.rank
         fields[B.COUNT_SIZES] = problem.counts.shape

@@ -242,18 +242,9 @@ def count_of(block, element):
 
 
 @helper
-def counts(block):
-    """The number of elements of ``count``."""
-    elements = 1
-    for axis in range(get(block, B.COUNT_RANK)):
-        elements *= get(block, B.COUNT_SIZES + axis)
-    return elements
-
-
-@helper
 def total_count(block):
     """The sum of all elements of ``count``."""
     total = 0.0
-    for element in range(counts(block)):
+    for element in range(get(block, B.COUNTS)):
         total += count_of(block, element)
     return total

@@ -198,7 +198,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 
     Without elements they do not change.
     """
-    if access.is_wanted(access.OUT_RUNNING_MEAN, C) or access.is_wanted(access.OUT_RUNNING_VAR, C):
+    if access.exists(access.OUT_RUNNING_MEAN, C) or access.exists(access.OUT_RUNNING_VAR, C):
         momentum = number(a.numbers.momentum)
         old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
         old_variance = access.read_parameter(a, at, access.RUNNING_VAR, 0.0, C)
@@ -303,7 +303,7 @@ def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
 
 
 @helper
-def weighted(a, at, sums, C: tl.constexpr):
+def weigh(a, at, sums, C: tl.constexpr):
     """The terms of a group's sums: in gradients, the channels' sums times their weights."""
     if C.grouped:
         w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
@@ -318,7 +318,7 @@ def weighted(a, at, sums, C: tl.constexpr):
 
 
 @helper
-def centred(a, at, sums, C: tl.constexpr):
+def correct_sums(a, at, sums, C: tl.constexpr):
     """Correct Σdy·(x − μ), which was summed about a rounded mean, for the mean's rounding error."""
     if C.about == SAVED:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
@@ -344,7 +344,7 @@ def total_count(a, C: tl.constexpr):
 
 
 @helper
-def normalising(a, at, mean, r, C: tl.constexpr):
+def coefficients_of_y(a, at, mean, r, C: tl.constexpr):
     """The coefficients of y."""
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
     bias = real(access.read_parameter(a, at, access.BIAS, 0.0, C), C.wide)
@@ -354,7 +354,7 @@ def normalising(a, at, mean, r, C: tl.constexpr):
 
 
 @helper
-def scaling(a, at, C: tl.constexpr):
+def coefficients_in_evaluation(a, at, C: tl.constexpr):
     """The coefficients of dx in evaluation."""
     scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * read_invstd(a, at, C).value
     scale = real(scale, C.wide)
@@ -362,7 +362,7 @@ def scaling(a, at, C: tl.constexpr):
 
 
 @helper
-def gradient(a, at, sums, m, inverse, C: tl.constexpr):
+def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
     """The coefficients of dx, from sums over m elements.
 
     The factors are multiplied out if no product loses precision; otherwise the coefficients are
@@ -378,7 +378,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
     wr = times(exact(w), r, W)
     if C.grouped:
-        # The group's sums already include the weights; see `weighted`. With several terms and an
+        # The group's sums already include the weights; see `weigh`. With several terms and an
         # infinite r, p is NaN as in the formula.
         p = Pair(p.value + tl.where(m > 1.0, r.value - r.value, 0.0), p.error)
         o = exact(r.value)
@@ -398,8 +398,8 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     slope = tl.where(multiplied, op, as_number(p, W))
     scale = tl.where(multiplied, 1.0, o.value)
     rest = mean_rest(a, at, C)
-    moved = (rest != 0.0) & is_finite(slope)
-    shift = tl.where(moved, tl.fma(-slope, rest, shift), shift)
+    is_inexact = (rest != 0.0) & is_finite(slope)
+    shift = tl.where(is_inexact, tl.fma(-slope, rest, shift), shift)
     return Coefficients(
         real(read_mean(a, at, C), W), real(shift, W), real(scale, W), real(gain, W), real(slope, W)
     )
@@ -416,7 +416,7 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 
 
 @helper
-def finished(a, at, centre, sums, part, C: tl.constexpr):
+def finish(a, at, centre, sums, part, C: tl.constexpr):
     """Compute the coefficients from all sums; for the first part, write the per-channel outputs."""
     m = number(a.numbers.divisor)
     if C.forward:
@@ -426,9 +426,9 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
             access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
             access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
             update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
-        return normalising(a, at, mean, r, C)
+        return coefficients_of_y(a, at, mean, r, C)
     else:
-        sums = centred(a, at, sums, C)
+        sums = correct_sums(a, at, sums, C)
         if C.outputs:
             projection = as_number(sums.projection, C.wide)
             r = read_invstd(a, at, C)
@@ -436,21 +436,21 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, r.value * projection, 0.0)
             write_gradients(a, at, sums, Pair(scaled, r.error * projection), C)
-        return gradient(a, at, sums, m, number(a.numbers.inverse), C)
+        return coefficients_of_dx(a, at, sums, m, number(a.numbers.inverse), C)
 
 
 @helper
 def from_arguments(a, at, C: tl.constexpr):
     """Compute the coefficients from given statistics and sums."""
     if C.forward:
-        return normalising(a, at, read_mean(a, at, C), read_invstd(a, at, C).value, C)
+        return coefficients_of_y(a, at, read_mean(a, at, C), read_invstd(a, at, C).value, C)
     elif C.constant:
-        return scaling(a, at, C)
+        return coefficients_in_evaluation(a, at, C)
     else:
         total = access.read_parameter(a, at, access.SUM_DY, 0.0, C)
         projection = access.read_parameter(a, at, access.SUM_DY_XMU, 0.0, C)
         m = total_count(a, C)
-        return gradient(a, at, Sums(exact(total), exact(projection)), m, 1.0 / m, C)
+        return coefficients_of_dx(a, at, Sums(exact(total), exact(projection)), m, 1.0 / m, C)
 
 
 @helper

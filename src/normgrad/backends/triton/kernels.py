@@ -45,7 +45,7 @@ def sum_tile(
     p, there = access.positions_from(a, start, end, at, WHOLE, C)
     dy, x = tiles.load_both(a, at.set, first, p, there, C)
     terms = tiles.terms_of_tile(dy, x, centre, there, C)
-    totals = tiles.more(totals, tiles.sums_of_terms(terms, weight, C), C)
+    totals = tiles.both(totals, tiles.sums_of_terms(terms, weight, C), C.wide or C.singles)
     if C.constant and C.writes:
         tiles.store_dx(a, at.set, first, p, there, tiles.result_of_tile(dy, x, c, weight, c, C), C)
     return totals
@@ -62,7 +62,7 @@ def sums(a, C: tl.constexpr):
     centre = channels.about(a, at, C)
     c = centre
     if C.constant:
-        c = channels.scaling(a, at, C)
+        c = channels.coefficients_in_evaluation(a, at, C)
     totals = tiles.none(C)
     whole = start + (end - start) // C.positions * C.positions
     for here in range(start, whole, C.positions):
@@ -71,7 +71,7 @@ def sums(a, C: tl.constexpr):
         totals = sum_tile(a, at, first, whole, end, centre, c, c, totals, False, C)
     totals = tiles.along(totals, 0, C)
     if C.outputs:
-        channels.finished(a, at, centre, totals, 0, C)
+        channels.finish(a, at, centre, totals, 0, C)
     else:
         channels.put_sums(a, part, at, centre, totals, C)
 
@@ -93,7 +93,7 @@ def write_part(a, task, C: tl.constexpr):
         c = channels.load_coefficients(a, at, C)
     elif C.from_sums:
         centre = channels.about_sums(a, at, C)
-        c = channels.finished(a, at, centre, sums_of_parts(a, at, C), part, C)
+        c = channels.finish(a, at, centre, sums_of_parts(a, at, C), part, C)
     else:
         c = channels.from_arguments(a, at, C)
     for here in range(start, end, C.positions):
@@ -144,11 +144,11 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         if C.keeps_sums:
             channels.put_sums(a, 0, at, centre, totals, C)
         if C.sharing == 0:
-            totals = channels.weighted(a, at, totals, C)
+            totals = channels.weigh(a, at, totals, C)
         total = tiles.both(total, tiles.over_channels(totals, C), C.wide)
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
-        c = channels.finished(a, at, centre, tiles.for_channels(total, C), 0, C)
+        c = channels.finish(a, at, centre, tiles.for_channels(total, C), 0, C)
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
             write_tile(a, at, first, here, end, c, weight, bias, C)
@@ -171,8 +171,8 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
             channels.put_sums(a, part, at, centre, totals, C)
         if C.writes:
             if C.sharing == 0:
-                totals = channels.weighted(a, at, totals, C)
-            c = channels.finished(a, at, centre, totals, 0, C)
+                totals = channels.weigh(a, at, totals, C)
+            c = channels.finish(a, at, centre, totals, 0, C)
             value = tiles.result_of_tile(dy, x, c, weight, bias, C)
             tiles.store_dx(a, s, first, p, there, value, C)
     return columns
@@ -282,7 +282,7 @@ def combine_parts(a, C: tl.constexpr):
     of_groups = tiles.Sums(exact(zero), exact(zero))
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
-        partial = channels.weighted(a, at, sums_of_parts(a, at, C), C)
+        partial = channels.weigh(a, at, sums_of_parts(a, at, C), C)
         partial = tiles.Sums(over_members(partial.total, C), over_members(partial.projection, C))
         of_groups = tiles.both(of_groups, partial, C.wide)
     totals = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
@@ -293,7 +293,7 @@ def combine_parts(a, C: tl.constexpr):
     else:
         for j in range(0, per_group, C.fan):
             at = members_of(s, first_group, j, a, C)
-            c = channels.finished(a, at, channels.about_sums(a, at, C), totals, 0, C)
+            c = channels.finish(a, at, channels.about_sums(a, at, C), totals, 0, C)
             if C.coefficients:
                 channels.put_coefficients(a, at, c, C)
 
@@ -314,7 +314,7 @@ def combine_sets(a, C: tl.constexpr):
         there = (k < rows) & at.there[None, :]
         here = access.Channels(k % sets, channel[None, :], group[None, :], there)
         partial = channels.load_sums(a, k // sets, here, C)
-        partial = channels.centred(a, here, partial, C)
+        partial = channels.correct_sums(a, here, partial, C)
         projection = as_number(partial.projection, C.wide)
         r = channels.read_invstd(a, here, C)
         term = masked(Pair(r.value * projection, r.error * projection), there)

@@ -129,12 +129,6 @@ class Builder:
         if self.about == PILOT:
             self.reserve("pilots", problem.sets.size * groups_of(problem) * 8)
 
-    def reserve_coefficients(self) -> None:
-        """Reserve room for the coefficients of every channel."""
-        problem = self.problem
-        numbers = 5 * problem.sets.size * problem.channel.size
-        self.reserve("coefficients", numbers * problem.arithmetic.itemsize)
-
     # Launches
 
     def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, **config: Any) -> None:
@@ -188,8 +182,8 @@ class Builder:
         Programs write many pieces each, since each program computes the coefficients anew.
         """
         problem = self.problem
-        parts_wanted = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
-        each = ceil_div(pieces, parts_wanted)
+        most_parts = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
+        each = ceil_div(pieces, most_parts)
         parts = ceil_div(pieces, each)
         sizes = self._sizes(tile, parts, each * tile.positions)
         sizes = sizes._replace(summed=pieces, slots=slots)

@@ -198,9 +198,9 @@ def rounded_to_odd(value):
     back = near.to(tl.float64)
     away = tl.abs(back) < tl.abs(value)
     # A zero has the value's sign, so that adding 1 to its bits moves it towards the value.
-    moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
-    unmoved = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
-    return tl.where(unmoved | ((bits & 1) == 1), near, moved)
+    neighbour = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+    is_exact = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
+    return tl.where(is_exact | ((bits & 1) == 1), near, neighbour)
 
 
 @helper

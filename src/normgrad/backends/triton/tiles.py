@@ -83,12 +83,6 @@ def none(C: tl.constexpr):
 
 
 @helper
-def more(sums, others, C: tl.constexpr):
-    """Add each thread's sums of a tile to those found before."""
-    return both(sums, others, C.wide or C.singles)
-
-
-@helper
 def along(sums, AXIS: tl.constexpr, C: tl.constexpr):
     """Reduce sums along an axis, to float64."""
     if C.wide or C.singles or INTERPRETED:
