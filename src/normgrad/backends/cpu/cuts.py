@@ -54,6 +54,11 @@ class Cut(NamedTuple):
         """The number of tasks."""
         return self.turns * self.blocks * self.parts
 
+    @property
+    def copies(self) -> int:
+        """The number of sums of each channel: one for each part or set."""
+        return max(self.parts, self.sets, self.blocks)
+
 
 def cut_of(layout: Layout) -> Cut | None:
     """Choose how a problem's tensors are cut into tasks; None if they are not read."""
@@ -320,9 +325,6 @@ def in_one_task(channels: int = 1, sets: int = 0) -> Cut:
 def over_channels(
     layout: Layout, channels: int, copies: int, sets: int = 0, per_group: int = 1
 ) -> Cut:
-    """The cut of per-channel work into tasks of whole statistics groups.
-
-    ``copies``: the number of values for each channel, one for each part or set.
-    """
+    """The cut of work on ``copies`` numbers of each channel into tasks of whole groups."""
     size = min(channels, rounded_up(layout.policy.rows, per_group))
     return Cut(sets, sets, channels, size, size, parallel=_are_many(layout, channels * copies))

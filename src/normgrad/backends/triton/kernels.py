@@ -145,10 +145,15 @@ def read_twice(a, s, group, end, C: tl.constexpr):
             channels.put_sums(a, 0, at, centre, totals, C)
         if C.sharing == 0:
             totals = channels.weigh(a, at, totals, C)
-        total = tiles.both(total, tiles.over_channels(totals, C), C.wide)
+        of_tile = tiles.Sums(
+            tiles.over_channels(totals.total, C.wide),
+            tiles.over_channels(totals.projection, C.wide),
+        )
+        total = tiles.both(total, of_tile, C.wide)
+    total = tiles.Sums(tiles.for_channels(total.total, C), tiles.for_channels(total.projection, C))
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
-        c = channels.finish(a, at, centre, tiles.for_channels(total, C), 0, C)
+        c = channels.finish(a, at, centre, total, 0, C)
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
             write_tile(a, at, first, here, end, c, weight, bias, C)

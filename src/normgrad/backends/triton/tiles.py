@@ -204,25 +204,15 @@ def sums_of_terms(terms, weight, C: tl.constexpr):
 
 
 @helper
-def over_channels(sums, C: tl.constexpr):
-    """Add up the sums of a tile's channels, all of which are in one group."""
-    return Sums(_over_channels(sums.total, C.wide), _over_channels(sums.projection, C.wide))
-
-
-@helper
-def _over_channels(p, WIDE: tl.constexpr):
+def over_channels(p, WIDE: tl.constexpr):
+    """Sum a number over a tile's channels, all of which are in one group."""
     one = sum_along(Pair(p.value[:, None], p.error[:, None]), 0, WIDE)
     return free_of_layout(one, WIDE)
 
 
 @helper
-def for_channels(sums, C: tl.constexpr):
-    """Give each channel of a tile the sums of its group."""
-    return Sums(_for_channels(sums.total, C), _for_channels(sums.projection, C))
-
-
-@helper
-def _for_channels(p, C: tl.constexpr):
+def for_channels(p, C: tl.constexpr):
+    """Give each channel of a tile its group's number."""
     return Pair(tl.broadcast_to(p.value, [C.channels]), tl.broadcast_to(p.error, [C.channels]))
 
 
