@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from triton_programs import OVER_TENSORS, arguments, schedule_of
 
-from normgrad.backends.triton.config import ABSENT, OVER_LINES, OVER_SETS, slot
+from normgrad.backends.triton.config import ABSENT, slot
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.schedule import Schedule
 from normgrad.backends.triton.tiling import ITEMSIZES
@@ -153,13 +153,10 @@ def _beside(launch: Launch) -> tuple[float, float]:
     # Every program that computes coefficients reads the sums of all pieces of its lines.
     again = sizes.parts * sizes.summed * channels * (4 if errors else 2) * 8 * config.from_sums
     given = coefficients * sizes.parts + parameters * (config.sharing > 0)
-    if launch.kernel == "combine":
-        if config.over == OVER_LINES:
-            return columns, 0
-        if config.over == OVER_SETS:
-            return vectors + sums, 0
-        return vectors + sums, coefficients * config.coefficients
     return {
+        "combine_lines": (columns, 0),
+        "combine_sets": (vectors + sums, 0),
+        "combine_parts": (vectors + sums, coefficients * config.coefficients),
         "sums": (vectors, 0 if config.outputs else sums),
         "write": (given if config.coefficients else vectors + again + columns, 0),
         "groups": (vectors, left),

@@ -348,15 +348,15 @@ def test_plans_say_which_way_they_go():
         (short, "odd", "contiguous", "rows"),
         (short, "contiguous", "contiguous", "columns"),
         (long, "channels_last", "channels_last", "columns"),
-        (long, "contiguous", "channels_last", "columns moved"),
-        (long, "channels_last", "contiguous", "rows moved"),
-        (long, "sliced", "sliced", "rows moved"),
-        (long, "expanded", "contiguous", "rows moved"),
+        (long, "contiguous", "channels_last", "columns tiles"),
+        (long, "channels_last", "contiguous", "rows tiles"),
+        (long, "sliced", "sliced", "rows tiles"),
+        (long, "expanded", "contiguous", "rows tiles"),
     ):
         case = make("train", shape, layout=layout, x_layout=x_layout)
         assert plan_of(case).path.split(" prepare")[0] == pattern
     mixture = make("train", (3, 4, 5), dtype="float16", x_dtype="float32")
-    assert plan_of(mixture).path.split()[1] == "moved"
+    assert plan_of(mixture).path.split()[1] == "tiles"
     rows = make("group_norm", (9, 40), num_groups=2)
     assert "gradients along" in plan_of(rows).path
     doubles = make("group_norm", (9, 40), num_groups=2, dtype="float64")
@@ -466,7 +466,7 @@ def test_every_step_is_taken_somewhere():
             run(case)
     assert plan_of(make("train", (0, 4, 5))).path.split()[1:] == ["outputs"]
     assert paths == {
-        "rows", "columns", "moved", "count", "prepare", "exact", "moments", "sums", "combine",
+        "rows", "columns", "tiles", "count", "prepare", "exact", "moments", "sums", "combine",
         "mean", "statistics", "centre", "parameters", "outputs", "coefficients", "apply",
         "evaluate", "weights", "along", "gradients",
     }  # fmt: skip

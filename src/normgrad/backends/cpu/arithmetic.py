@@ -1,28 +1,215 @@
 """The arithmetic of channels and statistics groups, between the loops over tensors.
 
-`statistics.py` computes the mean and 1/std, `coefficients.py` the coefficients of dx and y. This
-file has the sums, the parameters' gradients, and the unit that does a step's arithmetic. All is in
-float64, most of it with the error of each rounding carried along (`pairs.py`): float64 data need
-it, and beside float32 data it costs little, since loops run over channels only. For small tensors
-that is most of the work even so. Each loop therefore does one thing for all channels, without a
-branch, and LLVM vectorises it.
+This file has the mean and 1/std, the sums, the parameters' gradients, and the unit that does a
+step's arithmetic; `coefficients.py` has the coefficients of dx and y. All is in float64, most of it
+with the error of each rounding carried along (`pairs.py`): float64 data need it, and beside float32
+data it costs little, since loops run over channels only. For small tensors that is most of the work
+even so. Each loop therefore does one thing for all channels, without a branch, and LLVM vectorises
+it.
 """
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import Any
-
-from numba import types
+from math import isfinite, sqrt
 
 from . import block as B
 from .helpers import helper
-from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put, smaller
-from .pairs import add_array, add_pair, array, clear_pairs, get_pair, pairs, plus, put_pair, times
-from .statistics import prepare, statistics
-from .vectors import SPREAD, STRIP, spread, write_parameters
+from .intrinsics import (
+    as_int64,
+    bits_to_double,
+    double_buffer,
+    fma,
+    get,
+    not_inlined,
+    pairs_buffer,
+    put,
+    shift,
+    smaller,
+)
+from .pairs import (
+    add_array,
+    add_pair,
+    array,
+    clear_pairs,
+    get_pair,
+    over,
+    pairs,
+    plus,
+    put_pair,
+    rounded,
+    times,
+)
+from .vectors import (
+    SPREAD,
+    STRIP,
+    as_arithmetic,
+    canonical,
+    count_of,
+    fill,
+    offset_along,
+    read_elements,
+    read_row,
+    spread,
+    total_count,
+    write_parameters,
+    write_row,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@helper
+def prepare(block, s, base, c0, c1):
+    """Read a set's given statistics and sums; choose the point for moments if there is no mean.
+
+    The point is the statistics group's first element, or 0 if that is not finite. An element is at
+    most sqrt(m) standard deviations from the mean, so sums of float32 data in float64 lose at most
+    m·2⁻⁵³, and one pass is enough.
+    """
+    not_inlined()
+    per_group = get(block, B.PER_GROUP)
+    first, n = c0 // per_group, (c1 - c0) // per_group
+    at = base // per_group + first
+    mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
+    fill(invstd[1], n, 0.0)
+    read_row(block, B.MEAN, s, first, n, 0.0, mean[0])
+    read_row(block, B.INVSTD, s, first, n, 1.0, invstd[0])
+    if get(block, B.GIVEN_SUMS) != 0:
+        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+        clear_pairs(sums, n)
+        clear_pairs(xmus, n)
+        read_row(block, B.SUM_DY, as_int64(0), first, n, 0.0, sums[0])
+        read_row(block, B.SUM_DY_XMU, as_int64(0), first, n, 0.0, xmus[0])
+    if get(block, B.INVSTD_IS_VARIANCE) != 0:
+        eps = bits_to_double(get(block, B.EPS))
+        for g in range(n):
+            put(invstd[0], g, 1.0 / sqrt(get(invstd[0], g) + eps))
+    if get(block, B.MISSING_MEAN) != 0:
+        element = s * get(block, B.SET_STRIDES + 1)
+        if get(block, B.VECTORS_OUTER) != 0:
+            steps = shift(block, B.OUTER_STRIDES + B.OUTER_MAX)
+            element += offset_along(block, B.OUTER_RANK, steps, s * get(block, B.POSITIONS))
+        step, code = per_group * get(block, B.CHANNEL_STRIDES + 1), get(block, B.X_CODE)
+        read_elements(block, get(block, B.X), code, element + first * step, step, n, mean[1])
+        for g in range(n):  # from another array: conditional stores are slow on some processors
+            value = get(mean[1], g)
+            put(mean[0], g, value if isfinite(value) else 0.0)
+    fill(mean[1], n, 0.0)
+
+
+@helper
+def inverse_root(a):
+    """1/sqrt by a step of Newton's method: the root's relative error is half of 1 − root²·value."""
+    root = 1.0 / sqrt(a[0])
+    square, error = times((root, 0.0), (root, 0.0))
+    lack = fma(-square, a[0], 1.0) - error * a[0] - square * a[1]
+    rest = 0.5 * root * lack
+    return root, rest if isfinite(rest) else 0.0
+
+
+@helper
+def means_of_groups(sums, groups, per_group, m, means):
+    """Add the sums of each group's channels, in their order, and divide by m."""
+    not_inlined()
+    for g in range(groups):
+        total = get_pair(sums, g * per_group)
+        if per_group != 1:  # otherwise the loop can be vectorised
+            for c in range(g * per_group + 1, (g + 1) * per_group):
+                term = get_pair(sums, c)
+                # Zeros are skipped, since each addition waits for the one before: if a group's
+                # channels were one row, only the first has sums.
+                if (term[0] != 0.0) | (term[1] != 0.0):
+                    total = plus(total, term)
+        put_pair(means, g, total)
+    # Divisions are a loop of their own, which can be vectorised.
+    for g in range(groups):
+        put_pair(means, g, over(get_pair(means, g), m))
+
+
+@helper
+def update(block, slot, out_slot, first, count, new, n, factor):
+    """Update running statistics, if wanted: (1 − momentum)·old + momentum·factor·new.
+
+    The result replaces ``new``. Without elements (n = 0) the old statistics stay.
+    """
+    not_inlined()
+    if get(block, out_slot) == 0:
+        return
+    momentum = bits_to_double(get(block, B.MOMENTUM))
+    old = double_buffer(STRIP)
+    read_row(block, slot, as_int64(0), first, count, 0.0, old)
+    for c in range(count):
+        value = (1.0 - momentum) * get(old, c) + momentum * (get(new[0], c) * factor)
+        put(new[0], c, get(old, c) if n == 0.0 else value)
+    write_row(block, out_slot, as_int64(0), first, count, new)
+
+
+@helper
+def write_statistics(block, s, first, count, mean, invstd, variance, n):
+    """Write statistics over n elements to the outputs, and update the running statistics.
+
+    The variance for these is unbiased, over n − 1 elements; over one element it stays biased.
+    """
+    write_row(block, B.OUT_MEAN, s, first, count, mean)
+    write_row(block, B.OUT_INVSTD, s, first, count, invstd)
+    factor = n / (n - 1.0) if n > 1.0 else 1.0
+    update(block, B.RUNNING_MEAN, B.OUT_RUNNING_MEAN, first, count, mean, n, 1.0)
+    update(block, B.RUNNING_VAR, B.OUT_RUNNING_VAR, first, count, variance, n, factor)
+
+
+@helper
+def statistics(block, flags, s, base, c0, c1):
+    """Compute the missing mean and invstd from the moments of x; or the mean, for a second round.
+
+    Moments are about the given mean, or else about a point near the mean. The first moment corrects
+    the mean and the variance, so that both are as exact as the sums. A computed mean is rounded to
+    the arithmetic's type for the loops over tensors, and its rounding error is kept beside it (see
+    ``centre``). For gradients 1/std is not rounded; y is normalised with a rounded mean and 1/std.
+    Without elements both are 0.
+    """
+    not_inlined()
+    per_group = get(block, B.PER_GROUP)
+    m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
+    forward = get(block, B.FORWARD) != 0
+    changes, variances = pairs_buffer(STRIP), pairs_buffer(STRIP)
+    means, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP)
+    last = c1 // per_group
+    for first in range(c0 // per_group, last, STRIP):
+        count = smaller(STRIP, last - first)
+        there = count if m > 0.0 else 0
+        at = base + first * per_group
+        mean = pairs(block, B.W_MEAN, at // per_group)
+        invstd = pairs(block, B.W_INVSTD, at // per_group)
+        clear_pairs(means, count)
+        clear_pairs(invstds, count)
+        clear_pairs(changes, count)
+        means_of_groups(pairs(block, B.W_SUM_DY, at), there, per_group, m, changes)
+        means_of_groups(pairs(block, B.W_SUM_DY_XMU, at), there, per_group, m, variances)
+        for g in range(there if get(block, B.MISSING_MEAN) != 0 else 0):
+            change = get_pair(changes, g)
+            variance = plus(get_pair(variances, g), times((-change[0], -change[1]), change))
+            put(variances[0], g, 0.0 if variance[0] < 0.0 else variance[0])
+            put(variances[1], g, 0.0 if variance[0] < 0.0 else variance[1])
+            about = get(mean[0], g)
+            new = plus((about, 0.0), change)
+            value = rounded(new) if isfinite(about) else about
+            nearest = as_arithmetic(block, canonical(value))
+            left = new[1] + (new[0] - nearest)
+            put(means[0], g, value)
+            put_pair(mean, g, (nearest, left if isfinite(left) else 0.0))
+        if not flags & B.DO_STATISTICS:
+            continue
+        for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):
+            variance = get_pair(variances, g)
+            r = inverse_root(plus(variance, (eps, 0.0)))
+            # To another array: conditional stores are slow on some processors.
+            put_pair(changes, g, (rounded(variance), 0.0))
+            put(invstds[0], g, rounded(r))
+            put_pair(invstd, g, r)
+        if forward and get(block, B.MISSING_INVSTD) != 0:
+            for g in range(there):
+                put_pair(invstd, g, (as_arithmetic(block, canonical(get(invstds[0], g))), 0.0))
+        write_statistics(block, s, first, count, means, invstds, changes, m)
 
 
 @helper
@@ -123,6 +310,48 @@ def outputs(block, base, c0, c1):
         write_parameters(block, B.GRAD_WEIGHT, first, n, scaled)
 
 
+def gather(block, flags, s, base, c0, c1):
+    """Combine the ranks' means and invstds, weighted by their numbers of elements.
+
+    1/r² is a rank's variance plus eps. Its mean over all elements, plus that of the ranks' squared
+    deviations from the common mean, is the common variance plus eps; so eps need not be subtracted
+    first. Without elements the statistics are 0.
+    """
+    eps = bits_to_double(get(block, B.EPS))
+    means, variances, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP), pairs_buffer(STRIP)
+    mean, invstd = double_buffer(STRIP), double_buffer(STRIP)
+    n = total_count(block)
+    ranks = get(block, B.COUNTS) if n != 0.0 else 0
+    for first in range(c0, c1, STRIP):
+        count = smaller(STRIP, c1 - first)
+        there = count if n != 0.0 else 0
+        clear_pairs(means, count)
+        clear_pairs(variances, count)
+        clear_pairs(invstds, count)
+        for rank in range(ranks):
+            mine = count_of(block, rank)
+            if mine != 0.0:
+                read_row(block, B.MEAN, rank, first, count, 0.0, mean)
+                for c in range(count):
+                    add_pair(means, c, (mine * get(mean, c), 0.0))
+        for c in range(there):
+            put_pair(means, c, (rounded(get_pair(means, c)) / n, 0.0))
+        for rank in range(ranks):
+            mine = count_of(block, rank)
+            if mine != 0.0:
+                read_row(block, B.MEAN, rank, first, count, 0.0, mean)
+                read_row(block, B.INVSTD, rank, first, count, 0.0, invstd)
+                for c in range(count):
+                    r, d = get(invstd, c), get(mean, c) - get(means[0], c)
+                    add_pair(variances, c, (mine * (1.0 / (r * r) + d * d), 0.0))
+        for c in range(there):
+            value = rounded(get_pair(variances, c)) / n
+            put(invstds[0], c, 1.0 / sqrt(value))
+            value -= eps
+            put_pair(variances, c, (0.0 if value < 0.0 else value, 0.0))
+        write_statistics(block, as_int64(0), first, count, means, invstds, variances, n)
+
+
 def arithmetic(block, flags, s, base, c0, c1):
     """Do the kinds of arithmetic that the flags name, for channels c0 to c1 of a set.
 
@@ -140,9 +369,3 @@ def arithmetic(block, flags, s, base, c0, c1):
         parameters(block, s, base, c0, c1)
     if flags & B.DO_OUTPUTS:
         outputs(block, base, c0, c1)
-
-
-#: The type of this unit, and of the units that replace it where a step does one kind alone.
-SIGNATURE: Any = types.void(INT_POINTER, *[types.int64] * 5)
-#: The type of the units that compute coefficients.
-COEFFICIENTS: Any = types.void(INT_POINTER, *[types.int64] * 4)

@@ -33,16 +33,11 @@ _block = _Fields()
 # The addresses in the order of their roles, then the workspace's. Kernels take DY, X and DX as
 # arguments in the same order.
 _block(problem.WORKSPACE + 1)
-DY, X, DX = int(Role.GRAD_OUT), int(Role.INPUT), int(Role.RESULT)
-MEAN, INVSTD = int(Role.MEAN), int(Role.INVSTD)
-WEIGHT, BIAS = int(Role.WEIGHT), int(Role.BIAS)
-SUM_DY, SUM_DY_XMU = int(Role.SUM_DY), int(Role.SUM_DY_XMU)
-RUNNING_MEAN, RUNNING_VAR = int(Role.RUNNING_MEAN), int(Role.RUNNING_VAR)
-OUT_SUM_DY, OUT_SUM_DY_XMU = int(Role.OUT_SUM_DY), int(Role.OUT_SUM_DY_XMU)
-GRAD_WEIGHT, GRAD_BIAS = int(Role.GRAD_WEIGHT), int(Role.GRAD_BIAS)
-OUT_MEAN, OUT_INVSTD = int(Role.OUT_MEAN), int(Role.OUT_INVSTD)
-OUT_RUNNING_MEAN, OUT_RUNNING_VAR = int(Role.OUT_RUNNING_MEAN), int(Role.OUT_RUNNING_VAR)
-COUNT = int(Role.COUNT)
+(
+    DY, X, DX, MEAN, INVSTD, WEIGHT, BIAS, SUM_DY, SUM_DY_XMU, RUNNING_MEAN, RUNNING_VAR,
+    OUT_SUM_DY, OUT_SUM_DY_XMU, GRAD_WEIGHT, GRAD_BIAS, OUT_MEAN, OUT_INVSTD, OUT_RUNNING_MEAN,
+    OUT_RUNNING_VAR, COUNT,
+) = map(int, Role)  # fmt: skip
 WORKSPACE = problem.WORKSPACE
 ADDRESSES = _block.end
 
@@ -73,7 +68,7 @@ PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block.each(3)
 # Whether the mean and 1/std come from x; the code of x's dtype; whether there is a mean at all.
 MISSING_MEAN, MISSING_INVSTD, X_CODE, CENTRED = _block.each(4)
 COUNT_MAX = 8
-COUNT_CODE, COUNT_RANK = _block.each(2)
+COUNTS, COUNT_CODE, COUNT_RANK = _block.each(3)
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
 # What the workspace holds: a bank has the statistics and coefficients of one set at a time, and the
@@ -104,7 +99,7 @@ OWN_PARAMETERS = _block()
 # Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
 # bits; whether dx's memory has dy's copy from the sums on; the tensors' item sizes; the addresses
 # of the copying functions and of their caller.
-COLUMNS, MOVED, DY_IN_DX = _block.each(3)
+COLUMNS, TILES, DY_IN_DX = _block.each(3)
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
 # the most threads with which it is); what is prefetched while rows are summed (schedule.py), and

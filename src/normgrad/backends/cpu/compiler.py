@@ -5,6 +5,7 @@ This module imports Numba, and is imported only when something has to be compile
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,19 +19,27 @@ from .elements import Operation
 from .helpers import OPTIONS, UNIT_COMPILER
 from .intrinsics import INT_POINTER, POINTERS
 
+#: The parameters of units that are pointers to integers; the others are integers.
+_POINTERS = ("block", "step", "job")
+
 
 @cache
 def sources() -> dict[str, tuple[Any, Any]]:
     """All units' functions and signatures, by name."""
-    by_unit = {
-        unit: (_at(function), _at(kind)) for unit, (function, kind) in units.FUNCTIONS.items()
-    }
-    for pattern, operation, code in units.kernels():
-        function = _at(units.KERNELS[pattern][operation]).py_func
+    by_unit = {}
+    for unit, place in units.FUNCTIONS.items():
+        function = _at(place)
+        names = inspect.signature(function).parameters
+        kinds = [INT_POINTER if name in _POINTERS else types.int64 for name in names]
+        result = types.int64 if unit == units.DRIVER else types.void
+        by_unit[unit] = function, result(*kinds)
+    for unit, (pattern, operation, code) in units.KERNELS.items():
+        function = _at(units.LOOPS[pattern][operation]).py_func
         kind = types.void(Operation(operation, pattern), *[POINTERS[code]] * 3, INT_POINTER)
-        by_unit[units.kernel(pattern, operation, code)] = function, kind
-    for code, tile in units.movers():
-        by_unit[units.mover(code, tile)] = moves.mover, moves.mover_signature(code, tile)
+        by_unit[unit] = function, kind
+    for unit, (code, tile) in units.MOVERS.items():
+        kind = types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 6)
+        by_unit[unit] = moves.mover, kind
     return by_unit
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...memory import LINE
-from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, held_at_once, read_bytes, waits
+from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, read_bytes, rows_in_l1, waits
 
 #: How many times as long an element takes in float64, and one that is copied to tiles first.
 COST_OF_DOUBLE, COST_OF_TILES = 2, 4
@@ -54,6 +54,11 @@ class Cut(NamedTuple):
         """The number of tasks."""
         return self.turns * self.blocks * self.parts
 
+    @property
+    def copies(self) -> int:
+        """The number of sums of each channel: one for each part or set."""
+        return max(self.parts, self.sets, self.blocks)
+
 
 def cut_of(layout: Layout) -> Cut | None:
     """Choose how a problem's tensors are cut into tasks; None if they are not read."""
@@ -77,7 +82,9 @@ def cut_of(layout: Layout) -> Cut | None:
         return _of_groups(layout, whole)
     if is_small(layout):
         return whole
-    if layout.columns and layout.run == 1 and not _have_few_rows(layout):
+    # Columns of many channels and few positions are cut by channels.
+    few_rows = positions < layout.policy.rows_of_part and _are_many(layout, channels)
+    if layout.columns and layout.run == 1 and not few_rows:
         return _of_samples(layout, whole) or _of_positions(layout, whole)
     return _of_channels(layout, whole)
 
@@ -90,7 +97,7 @@ def is_small(layout: Layout) -> bool:
 def cost_of(layout: Layout) -> int:
     """About how long all elements take, in elements of float32 that are read in place."""
     cost = COST_OF_DOUBLE if layout.problem.arithmetic is dtypes.float64 else 1
-    return layout.elements * cost * (COST_OF_TILES if any(layout.moved) else 1)
+    return layout.elements * cost * (COST_OF_TILES if any(layout.tiles) else 1)
 
 
 def _rows_of_piece(layout: Layout) -> int:
@@ -114,7 +121,7 @@ def _rows_of_piece(layout: Layout) -> int:
         for dtype, step in zip(layout.data, rows.strides, strict=True)
         if step > 0
     ]
-    most = [layout.positions, *(held_at_once(step) // len(steps) for step in steps)]
+    most = [layout.positions, *(rows_in_l1(step) // len(steps) for step in steps)]
     # A forward pass reads rows that compete for the same places in the L1 cache a few at a time.
     large = problem.forward and layout.bytes >= 16 * policy.in_cache
     competing = large and min(most) < layout.positions
@@ -138,7 +145,7 @@ def _unit(layout: Layout) -> int:
     problem, unit = layout.problem, 1
     if layout.columns:
         unit = layout.chunk if layout.run > 1 else LANES
-    elif any(layout.moved):
+    elif any(layout.tiles):
         unit = min(TILE_CHANNELS, layout.channel.size)
     return problem.per_group * unit // gcd(problem.per_group, unit)
 
@@ -169,11 +176,6 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     block = rounded_up(ceil_div(rows, blocks), at_once)
     cut = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     return cut._replace(piece_channels=at_once, piece_rows=1)
-
-
-def _have_few_rows(layout: Layout) -> bool:
-    """Whether channels, rather than positions, are what columns can be cut by: they are many."""
-    return _are_many(layout, layout.channel.size) and layout.positions < layout.policy.rows_of_part
 
 
 def _are_many(layout: Layout, channels: int) -> bool:
@@ -235,15 +237,15 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         # A task reads long runs of memory, image after image: of some images rather than channels.
         size, blocks = layout.run * read_bytes(problem), ceil_div(enough, cuts)
         runs = min(2 * policy.in_cache // size, ceil_div(channels, blocks))
-        channels_wanted = max(1, runs, policy.part // per_channel)
+        least_channels = max(1, runs, policy.part // per_channel)
         # Blocks of one size, since two threads may have one each.
-        even = ceil_div(channels, ceil_div(channels, channels_wanted))
+        even = ceil_div(channels, ceil_div(channels, least_channels))
         block = min(channels, rounded_up(even, unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
-        channels_wanted = channels * sets // enough * per_channel
+        elements_each = channels * sets // enough * per_channel
         cache = policy.in_cache * (1 if whole.piece_rows == positions else 2)
-        most = max(policy.small, min(cache // read_bytes(problem), channels_wanted))
+        most = max(policy.small, min(cache // read_bytes(problem), elements_each))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
         if layout.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
             lines = unit * (LINE // gcd(unit * layout.run * layout.dtype.itemsize, LINE))
@@ -257,8 +259,8 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         parts = min(ceil_div(tasks, cut.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
-        channels_wanted = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
-        return cut._replace(channel_block=max(block, channels_wanted))
+        channels_each = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
+        return cut._replace(channel_block=max(block, channels_each))
     size = ceil_div(positions, parts)
     if _lie_in_images(layout) and not layout.columns:
         size = rounded_up(size, least)
@@ -267,7 +269,7 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
 
 def _whole_in_float32(layout: Layout) -> bool:
     """Whether rows are whole, are read where they are, and are added in float32."""
-    return layout.positions == 1 and not any(layout.moved) and layout.dtype != dtypes.float64
+    return layout.positions == 1 and not any(layout.tiles) and layout.dtype != dtypes.float64
 
 
 def walks_once(layout: Layout) -> bool:
@@ -323,9 +325,6 @@ def in_one_task(channels: int = 1, sets: int = 0) -> Cut:
 def over_channels(
     layout: Layout, channels: int, copies: int, sets: int = 0, per_group: int = 1
 ) -> Cut:
-    """The cut of per-channel work into tasks of whole statistics groups.
-
-    ``copies``: the number of values for each channel, one for each part or set.
-    """
+    """The cut of work on ``copies`` numbers of each channel into tasks of whole groups."""
     size = min(channels, rounded_up(layout.policy.rows, per_group))
     return Cut(sets, sets, channels, size, size, parallel=_are_many(layout, channels * copies))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numba import types
-
 from . import block as B
 from .helpers import helper
 from .intrinsics import (
@@ -23,10 +21,6 @@ from .intrinsics import (
 
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them.
 BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
-SIGNATURE = types.int64(*[types.int64] * 4)
-START_SIGNATURE = types.void(*[types.int64] * 4)
-SERVE_SIGNATURE = types.void(*[types.int64] * 2)
-SHARE_SIGNATURE = types.void(types.int64)
 #: CLOCK_MONOTONIC_COARSE, which takes 10 ns to read, and has a resolution of 1 to 10 ms.
 COARSE = 6
 #: How long the calling thread works alone after a step that took too long, in times of that step:

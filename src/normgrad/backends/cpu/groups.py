@@ -52,6 +52,8 @@ from .row_groups import (
     choose_pilots,
     compute_coefficients,
     compute_statistics,
+    forward_in_tiles,
+    gradients_in_tiles,
     is_written,
     read_coefficients,
     round_statistics,
@@ -59,7 +61,6 @@ from .row_groups import (
     write_part_of_group,
 )
 from .target import has_many_registers
-from .tiny import forward_in_tiles, gradients_in_tiles
 from .write import is_streamed, parameters_along, stream_row, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -206,15 +207,6 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
 
 
 @helper
-def sum_row(operation, tensors, run, mean, weight, sums):
-    """Sum a row."""
-    terms = splat_like(tensors[0], tensors[1], mean), zero_lanes(tensors[0], tensors[1]), weight
-    totals = totals_of_rows(operation, tensors, (0, 0, 0), 1, run, terms, False, False)
-    put(sums[0], 0, sum_of_total(totals[0])[0])
-    put(sums[1], 0, sum_of_total(totals[1])[0])
-
-
-@helper
 def gradients_of_short_rows(operation, dy, x, dx, job):
     """The gradients of short rows, some of which are in the L1 cache from their sums to their dx.
 
@@ -274,7 +266,10 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
     for i in range(count):
         mean, invstd = shift(means, i), shift(invstds, i)
         if is_written(writes):
-            sum_row(operation, here, run, get(mean, 0), weights, sums)
+            terms = splat_like(dy, x, get(mean, 0)), zero_lanes(dy, x), weights
+            totals = totals_of_rows(operation, here, (0, 0, 0), 1, run, terms, False, False)
+            put(sums[0], 0, sum_of_total(totals[0])[0])
+            put(sums[1], 0, sum_of_total(totals[1])[0])
             compute_coefficients(job, 1, mean, invstd, sums, coefficients)
         else:
             round_statistics(1, mean, invstd, coefficients)

@@ -38,11 +38,11 @@ helper = njit(**_OPTIONS)
 def by_types(choose: Any) -> Any:
     """A helper whose body ``choose`` selects by the arguments' types, when it is compiled."""
 
-    def chosen(*arguments: Any) -> Any:
+    def stub(*arguments: Any) -> Any:
         raise NotImplementedError
 
-    overload(chosen, jit_options=_OPTIONS)(choose)
-    return functools.update_wrapper(chosen, choose)
+    overload(stub, jit_options=_OPTIONS)(choose)
+    return functools.update_wrapper(stub, choose)
 
 
 def as_argument(function: Any) -> Any:
@@ -70,14 +70,14 @@ def instruction(signature: Callable[..., Any], literal: bool = False) -> Any:
     where a process has its stack, a kernel took up to eight times as long.
     """
 
-    def written(emit: Any) -> Any:
+    def decorate(emit: Any) -> Any:
         @functools.wraps(emit)
-        def called(*arguments: Any) -> Any:
+        def stub(*arguments: Any) -> Any:
             raise NotImplementedError
 
-        typed(called, lambda arguments: signature(*arguments), literal)
+        declare(stub, lambda arguments: signature(*arguments), literal)
 
-        @lower_builtin(called, types.VarArg(types.Any))  # type: ignore[untyped-decorator]
+        @lower_builtin(stub, types.VarArg(types.Any))  # type: ignore[untyped-decorator]
         def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             builder.function.attributes.alignstack = LINE
             # llvmlite writes the alignment only beside another attribute.
@@ -85,12 +85,12 @@ def instruction(signature: Callable[..., Any], literal: bool = False) -> Any:
             value = emit(Emitter(context, builder, signature.args), *args)
             return context.get_dummy_value() if value is None else value
 
-        return called
+        return stub
 
-    return written
+    return decorate
 
 
-def typed(function: Any, signature: Callable[[Any], Any], literal: bool = False) -> None:
+def declare(function: Any, signature: Callable[[Any], Any], literal: bool = False) -> None:
     """Tell Numba the type of a function: its signature from the tuple of the arguments' types."""
 
     class Template(AbstractTemplate):  # type: ignore[misc]

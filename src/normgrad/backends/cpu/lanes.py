@@ -24,7 +24,7 @@ from numba.core.imputils import lower_builtin
 from ...memory import LINE
 from . import layout
 from .conversions import F32, F64, I16, I32, I64, bfloat16, narrow, size_of, value_type, widen
-from .helpers import Emitter, instruction, typed
+from .helpers import Emitter, declare, instruction
 from .intrinsics import real_type
 from .target import rounds_to_bfloat16
 
@@ -367,7 +367,7 @@ def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
         # may become one instruction.
         return getattr(builder, name)(*args, flags=("contract", "nsz"))
 
-    typed(function, signature)
+    declare(function, signature)
 
 
 _operator(operator.add, "fadd")

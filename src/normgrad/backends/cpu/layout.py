@@ -50,7 +50,7 @@ class Layout(NamedTuple):
         together: the number of samples that are processed as one with the channels of all.
         repeat: the positions in a row of columns.
         chunk: the channels in a row of columns.
-        moved: which tensors are copied to tiles before kernels read them.
+        tiles: which tensors are copied to tiles before kernels read them.
     """
 
     problem: Problem
@@ -59,16 +59,16 @@ class Layout(NamedTuple):
     outer: tuple[Axis, ...]
     channel: Axis
     dtype: DType
-    columns: bool
-    rows: Axis
-    run: int
-    last_run: int
+    columns: bool = False
+    rows: Axis = _NO_AXIS
+    run: int = 1
+    last_run: int = 1
     run_strides: tuple[int, ...] = (1, 1, 1)
     along: bool = False
     together: int = 1
     repeat: int = 1
     chunk: int = 1
-    moved: tuple[bool, ...] = (False, False, False)
+    tiles: tuple[bool, ...] = (False, False, False)
 
     @property
     def has_adjacent_channels(self) -> bool:
@@ -150,7 +150,7 @@ def _aligned(unit: int, most: int, span: int = SPAN) -> int:
     return fit
 
 
-def held_at_once(step: int) -> int:
+def rows_in_l1(step: int) -> int:
     """How many rows, ``step`` bytes apart, can each have a cache line in the L1 cache at once."""
     return WAYS * (PAGE // gcd(PAGE, step))
 
@@ -165,7 +165,7 @@ def _repeated(policy: Policy, channels: int, most: int, itemsize: int) -> int:
     fewer = range(fit, max(0, fit - 4 * step), -step)
     # About so many lines of dy, x and dx, and those that are prefetched, are in use at once.
     rows = 3 * ROWS
-    return max(fewer, key=lambda n: (min(rows, held_at_once(n * channels * itemsize)), n))
+    return max(fewer, key=lambda n: (min(rows, rows_in_l1(n * channels * itemsize)), n))
 
 
 def _rows_as_groups(problem: Problem) -> Problem:
@@ -229,15 +229,15 @@ def _least_row(problem: Problem, policy: Policy) -> int:
     if not problem.missing_mean:
         return policy.column_run
     rows = problem.outer[-1]
-    fits = held_at_once(problem.input.itemsize * rows.strides[1]) >= rows.size
+    fits = rows_in_l1(problem.input.itemsize * rows.strides[1]) >= rows.size
     halves = fits and problem.input.is_half and problem.forward
     return policy.moments_run // (2 if halves else 1)
 
 
-def _in_rows(problem: Problem, policy: Policy, dtype: DType, moved: tuple[bool, ...]) -> Layout:
+def _in_rows(layout: Layout) -> Layout:
     """Split the inner axis into rows: one for each outer index, or several if it is long."""
-    together = 1 if any(moved) else _samples_together(problem, policy)
-    sets, outer, channel, inner = problem.sets, problem.outer, problem.channel, problem.inner
+    problem, policy, sets, outer, channel, *_ = layout
+    together, inner = 1 if any(layout.tiles) else _samples_together(problem, policy), problem.inner
     if together > 1:
         sets = Axis(sets.size // together, tuple([together * step for step in sets.strides]))
         channel = Axis(together * channel.size, channel.strides)
@@ -250,28 +250,26 @@ def _in_rows(problem: Problem, policy: Policy, dtype: DType, moved: tuple[bool, 
         rows = Axis(count, tuple(run * stride for stride in inner.strides))
     elif outer:
         rows, outer = outer[-1], outer[:-1]
-    return Layout(
-        problem, policy, sets, outer, channel, dtype, False, rows, run, last_run, inner.strides,
-        together=together, moved=moved,
+    return layout._replace(
+        sets=sets, outer=outer, channel=channel, rows=rows, run=run, last_run=last_run,
+        run_strides=inner.strides, together=together,
     )  # fmt: skip
 
 
 def layout_of(problem: Problem, policy: Policy) -> Layout:
     """Choose the layout that copies the fewest tensors to tiles."""
-    sets, outer, channel = problem.sets, problem.outer, problem.channel
-    if problem.is_empty or problem.gathers:
-        run = problem.inner.size if problem.by_row else 1
-        dtype = problem.arithmetic
-        return Layout(problem, policy, sets, outer, channel, dtype, False, _NO_AXIS, run, 0)
-    along = problem.by_row
-    if problem.per_group > 1 and problem.positions == 1:
+    along, is_read = problem.by_row, not (problem.is_empty or problem.gathers)
+    if is_read and problem.per_group > 1 and problem.positions == 1:
         problem, along = _rows_as_groups(problem), True
-    sets, channel, inner = problem.sets, problem.channel, problem.inner
+    sets, outer, channel, inner = problem.sets, problem.outer, problem.channel, problem.inner
     data = (problem.grad_out, problem.input, problem.result)
     present = {each for each in data if each is not None}
-    dtype = problem.grad_out if len(present) == 1 else problem.arithmetic
+    dtype = problem.grad_out if is_read and len(present) == 1 else problem.arithmetic
+    layout = Layout(problem, policy, sets, outer, channel, dtype)
+    if not is_read:
+        return layout._replace(run=inner.size if along else 1, last_run=0)
 
-    def moved_for(axis: Axis) -> tuple[bool, ...]:
+    def tiles_for(axis: Axis) -> tuple[bool, ...]:
         """Which tensors must be copied to tiles: strided along an axis, or of another dtype."""
         return tuple(
             [
@@ -287,24 +285,22 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
     # Where a channel has one position, its rows would have one element each. They count as if all
     # tensors had to be copied.
     in_place = along or inner.size > 1 or channel.size == 1
-    by_rows = moved_for(inner) if in_place else (True, True, True)
-    by_columns = moved_for(channel)
+    by_rows = tiles_for(inner) if in_place else (True, True, True)
+    by_columns = tiles_for(channel)
 
     # A row that is a statistics group is never cut, however long it is.
     if along:
-        run, steps = inner.size, inner.strides
-        return Layout(
-            problem, policy, sets, outer, channel, dtype, False, _NO_AXIS, run, run, steps, True,
-            moved=by_rows,
+        return layout._replace(
+            run=inner.size, last_run=inner.size, run_strides=inner.strides, along=True,
+            tiles=by_rows,
         )  # fmt: skip
 
     # Short adjacent channels together form one row of columns for each outer index.
     short = len(outer) > 0 and inner.size < _least_row(problem, policy)
     if short and not any(by_rows) and all_strides(channel, inner.size):
-        run, chunk = inner.size, _aligned(inner.size, channel.size)
-        return Layout(
-            problem, policy, sets, outer[:-1], channel, dtype, True, outer[-1], run, run,
-            chunk=chunk,
+        return layout._replace(
+            outer=outer[:-1], columns=True, rows=outer[-1], run=inner.size, last_run=inner.size,
+            chunk=_aligned(inner.size, channel.size),
         )  # fmt: skip
 
     # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many
@@ -316,12 +312,11 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
             most = max(ceil_div(LANES, channel.size), problem.positions // policy.rows)
             repeat = _repeated(policy, channel.size, min(inner.size, most), dtype.itemsize)
-        return Layout(
-            problem, policy, sets, outer, channel, dtype, True, inner, 1, 1,
-            repeat=repeat, chunk=chunk, moved=by_columns,
-        )  # fmt: skip
+        return layout._replace(
+            columns=True, rows=inner, repeat=repeat, chunk=chunk, tiles=by_columns
+        )
 
-    return _in_rows(problem, policy, dtype, by_rows)
+    return _in_rows(layout._replace(tiles=by_rows))
 
 
 def keeps_copy(layout: Layout) -> bool:
@@ -330,4 +325,4 @@ def keeps_copy(layout: Layout) -> bool:
     So dy is copied once rather than twice. A call whose dx is x's memory has no such place.
     """
     needs_sums = layout.problem.result_needs_sums and not layout.along
-    return needs_sums and layout.moved == (True, False, False)
+    return needs_sums and layout.tiles == (True, False, False)

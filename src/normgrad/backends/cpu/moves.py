@@ -15,7 +15,7 @@ from numba import types
 
 from .conversions import I64, narrow, widen
 from .helpers import Emitter, helper, instruction
-from .intrinsics import POINTERS, as_int64, not_inlined, shift
+from .intrinsics import as_int64, not_inlined, shift
 from .lanes import concatenated, shuffled
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -171,8 +171,3 @@ def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step):
         move(tile, tensor, rows, columns, tile_steps, steps)
     else:
         move(tensor, tile, rows, columns, steps, tile_steps)
-
-
-def mover_signature(code: int, tile: int) -> Any:
-    """The C signature of ``mover`` for the dtype codes of a tensor and a tile."""
-    return types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 6)

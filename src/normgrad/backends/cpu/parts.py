@@ -77,11 +77,11 @@ def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Valu
             if size < LANES:
                 rest = shuffled(builder, value, value, range(size, 2 * size))
             inside = builder.block
-        moved, left = builder.phi(at.type), builder.phi(part.type)
+        next_at, next_value = builder.phi(at.type), builder.phi(part.type)
         for source, (place, lanes) in ((inside, (further, rest)), (before, (at, part))):
-            moved.add_incoming(place, source)
-            left.add_incoming(lanes, source)
-        at, value, size = moved, left, size // 2
+            next_at.add_incoming(place, source)
+            next_value.add_incoming(lanes, source)
+        at, value, size = next_at, next_value, size // 2
 
 
 def _some(pointer: Any, index: Any, count: Any) -> Any:

@@ -143,28 +143,14 @@ def _resolving_once(context: Any) -> Iterator[None]:
         del context.resolve_function_type
 
 
-def _with_single_assignments(state: Any) -> None:
-    """Give each assignment of a variable a name and a type of its own."""
-    state.func_ir = reconstruct_ssa(state.func_ir)
-    state.func_ir._definitions = build_definitions(state.func_ir.blocks)
-
-
-def _without_phi_nodes(state: Any) -> None:
-    """Replace phi nodes by assignments, which LLVM turns into phi nodes of its own."""
-    state.func_ir = typed_passes.PreLowerStripPhis()._strip_phi_nodes(state.func_ir)
-    state.func_ir._definitions = build_definitions(state.func_ir.blocks)
-
-
-def _lower_unit(state: Any) -> None:
-    """Lower Numba's code to LLVM's."""
-    state.library = _Unit(state.targetctx.codegen(), state.func_id.func_qualname)
-    NativeLowering().run_pass(state)
-
-
 class UnitCompiler(CompilerBase):  # type: ignore[misc]
     """The compiler of units, whose code LLVM optimises."""
 
-    _lower = staticmethod(_lower_unit)
+    @staticmethod
+    def _lower(state: Any) -> None:
+        """Lower Numba's code to LLVM's."""
+        state.library = _Unit(state.targetctx.codegen(), state.func_id.func_qualname)
+        NativeLowering().run_pass(state)
 
     def _compile_core(self) -> Any:
         """Run the passes from a function's bytecode to LLVM's code."""
@@ -174,10 +160,14 @@ class UnitCompiler(CompilerBase):  # type: ignore[misc]
             untyped_passes.FixupArgs().run_pass(state)
             _without_dead_branches(state)
             _with_constant_indices(state)
-            _with_single_assignments(state)
+            # Each assignment of a variable gets a name and a type of its own.
+            state.func_ir = reconstruct_ssa(state.func_ir)
+            state.func_ir._definitions = build_definitions(state.func_ir.blocks)
             with _resolving_once(state.typingctx):
                 typed_passes.NopythonTypeInference().run_pass(state)
-            _without_phi_nodes(state)
+            # Assignments replace phi nodes; LLVM makes phi nodes of its own.
+            state.func_ir = typed_passes.PreLowerStripPhis()._strip_phi_nodes(state.func_ir)
+            state.func_ir._definitions = build_definitions(state.func_ir.blocks)
             self._lower(state)
             typed_passes.NoPythonBackend().run_pass(state)
         return state.cr

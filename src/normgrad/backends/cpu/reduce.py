@@ -122,27 +122,6 @@ def streams_lines(job, pointer, width, step):
 
 
 @helper
-def prefetch_next_row(tensors, steps, count):
-    """Prefetch a channel's row in the next image, which the processor does not do by itself."""
-    inlined()  # a call would save and restore the registers of the sums
-    for k in range(0, count, LANES):
-        prefetch_inputs(tensors, steps[0] + k, steps[1] + k)
-
-
-@helper
-def add_whole_lanes(operation, tensors, k, end, terms, a, b, streaming):
-    """Add a row's elements k to end to two chains of two sums, alternating, in whole lanes."""
-    inlined()
-    while k + 2 * LANES <= end:
-        a = add_terms(operation, tensors, k, terms, a, None, streaming)
-        b = add_terms(operation, tensors, k + LANES, terms, b, None, streaming)
-        k += 2 * LANES
-    if k < end:
-        a = add_terms(operation, tensors, k, terms, a, None, streaming)
-    return a, b
-
-
-@helper
 def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming):
     """The totals of the two sums of some rows."""
     inlined()
@@ -158,8 +137,9 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
     # One loop over the blocks of all rows; a short row is one block.
     here, start, left = tensors, 0, rows if count > 0 else 0
     while left > 0:
-        if ahead != 0 and start == 0 and left > 1:
-            prefetch_next_row(here, steps, smaller(count, FETCHED))
+        if ahead != 0 and start == 0 and left > 1:  # no processor foresees the next image's row
+            for k in range(0, smaller(count, FETCHED), LANES):
+                prefetch_inputs(here, steps[0] + k, steps[1] + k)
         if chain + longer > CHAIN:
             totals = add_chains(totals, a, b, zero)
             a, b = (zero, zero), (zero, zero)
@@ -168,7 +148,13 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
         if ahead > 1:
             for k in range(start + FETCHED, smaller(whole, start + FETCHED + BLOCK), LANES):
                 prefetch_inputs(here, k, k)
-        a, b = add_whole_lanes(operation, here, start, end, terms, a, b, streaming)
+        k = start
+        while k + 2 * LANES <= end:
+            a = add_terms(operation, here, k, terms, a, None, streaming)
+            b = add_terms(operation, here, k + LANES, terms, b, None, streaming)
+            k += 2 * LANES
+        if k < end:
+            a = add_terms(operation, here, k, terms, a, None, streaming)
         chain += longer
         start += BLOCK
         if start >= count:

@@ -6,10 +6,24 @@ and float64 in float64, about the mean that a job has. The patterns are those of
 
 from __future__ import annotations
 
-from numba import types
-
 from . import block as B
-from .accumulate import BATCH, add_batch, fold, gather_sums, put_in_batch, start_sums
+from .accumulate import (
+    BATCH,
+    add_batch,
+    add_end,
+    add_part,
+    fold,
+    gather_sums,
+    in_pieces,
+    is_compensated,
+    lanes_of,
+    move_moments,
+    nearest_element,
+    put_in_batch,
+    put_moments,
+    start_moments,
+    start_sums,
+)
 from .conversions import HalfStorage
 from .helpers import as_argument, by_types, helper
 from .intrinsics import (
@@ -42,16 +56,6 @@ from .lanes import (
     zero_lanes,
 )
 from .layout import FETCHED
-from .moments import (
-    add_end,
-    add_part,
-    in_pieces,
-    lanes_of,
-    move_moments,
-    nearest_element,
-    put_moments,
-    start_moments,
-)
 from .pairs import add_pair
 from .parts import load_part, load_some, over_row
 from .reduce import (
@@ -84,16 +88,6 @@ FIRST_ROWS = 16
 
 
 @helper
-def first_pilot(x, run):
-    """The mean of a row's first lanes, as an element could be.
-
-    The sum is in float64: two large elements' sum would be infinite in float32.
-    """
-    count = smaller(run, LANES)
-    return nearest_element(x, sum_of_lanes(double_lanes(load_some(x, 0, count))) / count)
-
-
-@helper
 def put_about_pilot(operation, x, job, per, pilot, batch, i):
     """Take the moments of the rows of ``per`` channels about a pilot, and put them into a batch."""
     not_inlined()
@@ -113,17 +107,6 @@ def means_of_channels(job, c, count, per, means):
     for i in range(count):
         put(means, i, get(of_groups, group))
         group, left = next_group(group, left if per == 1 else as_int64(1), per_group)
-
-
-@helper
-def channels_of_row(job, c, end):
-    """How many channels make one row: a group's, if c to end are whole groups of adjacent ones.
-
-    The sums of such a row go to the first of its channels.
-    """
-    per, run = get(block_of(job), B.PER_GROUP), get(job, B.J_RUN)
-    is_one_row = get(job, B.J_ROWS) == 1 and get(job, B.J_CHANNEL_STEPS + 1) == run
-    return per if is_one_row and c % per == 0 and end % per == 0 else 1
 
 
 @helper
@@ -150,7 +133,9 @@ def moments_about_pilots(operation, x, job, c, count, per):
             total = get(sums[0][0], c + i * per)
             pilot = nearest_element(x, get(means, i) + total / before)
         else:
-            pilot = first_pilot(shift(x, i * apart), run)
+            # The first lanes' sum is in float64: two large elements' would be infinite in float32.
+            first = double_lanes(load_some(x, i * apart, smaller(run, LANES)))
+            pilot = nearest_element(x, sum_of_lanes(first) / smaller(run, LANES))
         put(pilots, i, pilot)
         put(totals, i, 0.0)
         put(squares, i, 0.0)
@@ -201,19 +186,13 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
     add_batch(zero, batch, count, sums, c, per)
 
 
-@by_types
-def longest_chain(zero):
-    """The elements of a chain of moments in float64."""
-    chain = DOUBLE_CHAIN if zero.real == types.float64 else SINGLE_CHAIN
-    return lambda zero: chain
-
-
 @helper
 def exact_moments(x, job, c, count, per):
     """Add the moments of up to eight channels, or groups of ``per`` channels, in float64."""
     means, sums, ahead = double_buffer(EIGHT), sums_of(job), get(job, B.J_AHEAD)
     step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
-    rows, run, chain = get(job, B.J_ROWS), per * get(job, B.J_RUN), longest_chain(zero_lanes(x, x))
+    rows, run = get(job, B.J_ROWS), per * get(job, B.J_RUN)
+    chain = DOUBLE_CHAIN if is_compensated(zero_lanes(x, x)) else SINGLE_CHAIN
     # The end of a row takes an addition too.
     height = larger(1, chain // (-(-run // LANES) * LANES))
     means_of_channels(job, c, count, per, means)
@@ -253,9 +232,15 @@ def moments_of_eight(operation, x, job, c, count, per):
 
 @helper
 def moments_of_channels(operation, x, job, c, end):
-    """Add the moments of the rows of channels c to end, which start at x."""
+    """Add the moments of the rows of channels c to end, which start at x.
+
+    If these are whole groups of adjacent channels, a group's channels make one row, whose sums go
+    to the first of them.
+    """
     inlined()
-    apart, per = get(job, B.J_CHANNEL_STEPS + 1), channels_of_row(job, c, end)
+    apart, group = get(job, B.J_CHANNEL_STEPS + 1), get(block_of(job), B.PER_GROUP)
+    adjacent = get(job, B.J_ROWS) == 1 and apart == get(job, B.J_RUN)
+    per = group if adjacent and c % group == 0 and end % group == 0 else 1
     for first in range(c, end, EIGHT * per):
         count = smaller(EIGHT, (end - first) // per)
         moments_of_eight(operation, shift(x, (first - c) * apart), job, first, count, per)

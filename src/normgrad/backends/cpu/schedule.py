@@ -85,8 +85,8 @@ class Schedule:
     @property
     def path(self) -> str:
         """The layout's pattern and what each step does, for people and tests."""
-        moved = ("moved",) if any(self.layout.moved) else ()
-        return " ".join((self.layout.pattern, *moved, *(step.name for step in self.steps)))
+        tiles = ("tiles",) if any(self.layout.tiles) else ()
+        return " ".join((self.layout.pattern, *tiles, *(step.name for step in self.steps)))
 
 
 def _axes(layout: Layout) -> _Fields:
@@ -123,6 +123,7 @@ def _vectors(layout: Layout) -> _Fields:
         fields[word + B.OUTER_SET] = layout.positions if role in STATISTICS else 1
         fields[word + B.OUTER_STEPS] = vector.outer_strides
     if problem.counts is not None:
+        fields[B.COUNTS] = problem.counts.elements
         fields[B.COUNT_CODE] = problem.counts.dtype.code
         fields[B.COUNT_RANK] = problem.counts.rank
         fields[B.COUNT_SIZES] = problem.counts.shape
@@ -151,7 +152,7 @@ def _facts(schedule: Schedule) -> _Fields:
         B.ALONG: layout.along,
         B.OWN_PARAMETERS: 0 if problem.by_row else layout.run,
         B.COLUMNS: layout.columns,
-        B.MOVED: sum(moved << tensor for tensor, moved in enumerate(layout.moved)),
+        B.TILES: sum(in_tiles << tensor for tensor, in_tiles in enumerate(layout.tiles)),
         B.DY_IN_DX: keeps_copy(layout),
         B.DATA_SIZES: [dtype.itemsize for dtype in layout.data],
         B.REPEAT: layout.repeat,
@@ -220,24 +221,19 @@ def fetches_next(layout: Layout) -> bool:
     return gradients and apart and layout.bytes > layout.policy.fetched and layout.policy.near_l3
 
 
-def has_own_arrays(schedule: Schedule) -> bool:
-    """Whether each task has arrays of its own: no other step reads what a step has written."""
-    over_tensors = [step for step in schedule.steps if step.cut.sets > 0]
-    return len(over_tensors) == 1 and over_tensors[0].cut.parts == 1
-
-
 def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
     """The layout of the workspace, and its size in bytes."""
     layout, cut, problem = schedule.layout, schedule.cut, schedule.layout.problem
     if cut is None:
         return {}, 0
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
-    # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-    bank_sets = cut.sets_per_task
-    if bank_sets > 1 and sum(step.cut.sets > 0 for step in schedule.steps) > 1:
-        bank_sets = 1
+    # If a later step reads what an earlier step wrote, each set needs a bank of its own; if not,
+    # each task has arrays of its own.
+    over_tensors = [step.cut for step in schedule.steps if step.cut.sets > 0]
+    is_alone = len(over_tensors) == 1
+    bank_sets = cut.sets_per_task if is_alone else min(cut.sets_per_task, 1)
     slots = banks = ceil_div(layout.sets.size, bank_sets)
-    own = cut.at_once if has_own_arrays(schedule) else 0
+    own = cut.at_once if is_alone and over_tensors[0].parts == 1 else 0
     if layout.along:
         summing = next((step.cut for step in schedule.steps if step.along), cut)
         slots = summing.blocks * (summing.turns if problem.by_row else 1)

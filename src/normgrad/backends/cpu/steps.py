@@ -19,6 +19,10 @@ EXACT = "exact moments"
 _WORDS = {flag: name[3:].lower() for name, flag in vars(B).items() if name.startswith("DO_")}
 
 
+#: The cuts of a problem's steps: over tensors and over channels.
+_Cuts = tuple[Cut, Cut]
+
+
 class Step(NamedTuple):
     """One step of a schedule: a cut of the tensors or channels, and what each task does.
 
@@ -83,35 +87,26 @@ def _uses(operation: str | None) -> int:
     return dy | x | dx
 
 
-class _Over(NamedTuple):
-    """The cuts of a problem's steps: over tensors and over channels.
-
-    ``copies`` is the number of values for each channel, one for each part or set.
-    """
-
-    tensors: Cut
-    channels: Cut
-    copies: int
-
-
 def _apart(
-    over: _Over, before: int, sums: str | None, after: int, write: str | None = None, last: int = 0
+    cuts: _Cuts, before: int, sums: str | None, after: int, write: str | None = None, last: int = 0
 ) -> list[Step]:
     """The steps of a pass over tensors whose sums come in parts: sums, combination, writing."""
-    steps = [Step(over.channels, before)] if before else []
+    tensors, channels = cuts
+    steps = [Step(channels, before)] if before else []
     if sums:
-        steps.append(Step(over.tensors, sums=sums))
-        steps.append(Step(over.channels, B.DO_COMBINE | after, last=last))
-    return [*steps, Step(over.tensors, write=write)] if write else steps
+        steps.append(Step(tensors, sums=sums))
+        steps.append(Step(channels, B.DO_COMBINE | after, last=last))
+    return [*steps, Step(tensors, write=write)] if write else steps
 
 
 def _pass(
-    over: _Over, before: int, sums: str | None, after: int, write: str | None = None
+    cuts: _Cuts, before: int, sums: str | None, after: int, write: str | None = None
 ) -> list[Step]:
     """The steps of a pass over tensors; it is one step if a task has all of its positions."""
-    if over.tensors.parts == 1:
-        return [Step(over.tensors, before, sums, after, write)]
-    return _apart(over, before, sums, after, write)
+    tensors, _ = cuts
+    if tensors.parts == 1:
+        return [Step(tensors, before, sums, after, write)]
+    return _apart(cuts, before, sums, after, write)
 
 
 def _rounds(problem: Problem, last: int) -> list[int]:
@@ -124,7 +119,7 @@ def _rounds(problem: Problem, last: int) -> list[int]:
     return [B.DO_MEAN, last] if twice else [last]
 
 
-def _forward(layout: Layout, over: _Over) -> list[Step]:
+def _forward(layout: Layout, cuts: _Cuts) -> list[Step]:
     """The steps of a forward pass, or of statistics alone."""
     problem = layout.problem
     write = None if problem.result is None else "normalise" + ALONG * layout.along
@@ -132,20 +127,21 @@ def _forward(layout: Layout, over: _Over) -> list[Step]:
     steps = [Step(in_one_task(), last=B.DO_WEIGHTS)] if layout.along and write else []
     before = B.DO_PREPARE
     if not problem.missing_invstd:
-        return steps + _pass(over, before | coefficients, None, 0, write)
+        return steps + _pass(cuts, before | coefficients, None, 0, write)
     if walks_forward(layout):
-        return [*steps, Step(over.tensors, sums="forward" + ALONG, after=B.DO_STATISTICS)]
+        return [*steps, Step(cuts[0], sums="forward" + ALONG, after=B.DO_STATISTICS)]
     moments = "moments" if layout.dtype.is_half else EXACT
     *rounds, last = _rounds(problem, B.DO_STATISTICS | coefficients)
     for finish in rounds:
-        steps += _pass(over, before, moments, finish)
+        steps += _pass(cuts, before, moments, finish)
         before = 0
-    return steps + _pass(over, before, moments, last, write)
+    return steps + _pass(cuts, before, moments, last, write)
 
 
-def _backward(layout: Layout, over: _Over) -> list[Step]:
+def _backward(layout: Layout, cuts: _Cuts) -> list[Step]:
     """The steps of gradients."""
     problem, along = layout.problem, layout.along
+    tensors, channels = cuts
     needs_sums = problem.result_needs_sums if along else problem.needs_sums
     sums = "sums" + ALONG * along if needs_sums else None
     write = None
@@ -159,7 +155,7 @@ def _backward(layout: Layout, over: _Over) -> list[Step]:
     before = B.DO_PREPARE
     if problem.missing_mean or problem.missing_invstd:
         for finish in _rounds(problem, B.DO_STATISTICS):
-            steps += _apart(over, before, EXACT, finish)
+            steps += _apart(cuts, before, EXACT, finish)
             before = 0
     after = outputs = 0
     if sums:
@@ -176,21 +172,21 @@ def _backward(layout: Layout, over: _Over) -> list[Step]:
         before |= coefficients
         if sums and write:
             sums, write = "evaluate", None
-    if over.tensors.parts > 1:
-        return [*steps, *_apart(over, before, sums, after, write, outputs)]
+    if tensors.parts > 1:
+        return [*steps, *_apart(cuts, before, sums, after, write, outputs)]
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    one = layout.together == 1 and (layout.sets.size == 1 or over.tensors.tasks == 1)
+    one = layout.together == 1 and (layout.sets.size == 1 or tensors.tasks == 1)
     last = outputs if one and not along else 0
     if layout.sets.size == 1:
         after, last = after | last, 0
-    step = Step(over.tensors, before, sums, after, write, last=last)
+    step = Step(tensors, before, sums, after, write, last=last)
     if walks_once(layout):
-        step = Step(over.tensors, before, write=write, along="gradients" + ALONG)
+        step = Step(tensors, before, write=write, along="gradients" + ALONG)
     elif along and outputs:
         if sums_apart(layout):
             # The sums come first, since dx may overwrite what is summed.
-            steps += [Step(over.channels, before & B.DO_PREPARE)]
-            summed = Step(of_columns(layout, over.tensors), along="parameters" + ALONG)
+            steps += [Step(channels, before & B.DO_PREPARE)]
+            summed = Step(of_columns(layout, tensors), along="parameters" + ALONG)
             steps += [summed] if write else []
             step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
         else:
@@ -198,7 +194,7 @@ def _backward(layout: Layout, over: _Over) -> list[Step]:
     steps.append(step)
     if outputs and not (last or after & outputs):
         parameters = over_channels(
-            layout, layout.parameters, over.copies, per_group=problem.per_group
+            layout, layout.parameters, tensors.copies, per_group=problem.per_group
         )
         steps.append(Step(parameters, last=outputs))
     return steps
@@ -226,7 +222,5 @@ def steps_of(layout: Layout, cut: Cut | None) -> tuple[Step, ...]:
     if cut is None:
         return _without_tensors(layout)
     channels, sets, problem = layout.channel.size, layout.sets.size, layout.problem
-    copies = max(cut.parts, sets, cut.blocks)
-    of_channels = over_channels(layout, channels, copies, sets, problem.per_group)
-    over = _Over(cut, of_channels, copies)
-    return tuple(_forward(layout, over) if problem.forward else _backward(layout, over))
+    cuts = cut, over_channels(layout, channels, cut.copies, sets, problem.per_group)
+    return tuple(_forward(layout, cuts) if problem.forward else _backward(layout, cuts))

@@ -228,23 +228,19 @@ def _compile(units: Sequence[str]) -> dict[str, bytes]:
     with closing(compiled(units, tick)) as new:
         for unit, content in new:
             objects[unit] = content
-            _keep_or_warn(unit, content)
+            try:
+                keep(unit, content)
+            except OSError as error:
+                if "not kept" not in _reported:
+                    _reported.add("not kept")
+                    warnings.warn(
+                        f"compiled kernels cannot be kept on disk ({error}); each process compiles "
+                        f"them again. Set {folders.VARIABLE} to a folder that can be written.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
             tick()
     return objects
-
-
-def _keep_or_warn(unit: str, content: bytes) -> None:
-    try:
-        keep(unit, content)
-    except OSError as error:
-        if "not kept" not in _reported:
-            _reported.add("not kept")
-            warnings.warn(
-                f"compiled kernels cannot be kept on disk ({error}); each process compiles them "
-                f"again. Set {folders.VARIABLE} to a folder that can be written.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
 
 def addresses(units: Iterable[str]) -> dict[str, int]:

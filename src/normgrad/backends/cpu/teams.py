@@ -95,18 +95,14 @@ class _Workers:
         return min(count, self._count)
 
 
-class _OfThread(threading.local):
-    #: The size of the largest team of OpenMP's threads that this thread has had.
-    most = 1
-
-
 class _State:
     """The threads that this process has started."""
 
     def __init__(self) -> None:
         self.usable = True
         self.workers: _Workers | None = None
-        self.openmp = _OfThread()
+        #: ``most`` is the size of the largest team of OpenMP's threads that a thread has had.
+        self.openmp = threading.local()
         #: Held while threads are started; reentrant, since a signal handler may compute meanwhile.
         self.starting = threading.RLock()
 
@@ -147,9 +143,7 @@ def ready() -> Team:
     functions = of_torch()
     if functions is None:
         return _of_workers(count)
-    if count > _state.openmp.most and not _start_openmp(functions, count):
-        return ALONE
-    return team(functions, count)
+    return team(functions, count) if _start_openmp(functions, count) else ALONE
 
 
 def _of_workers(count: int) -> Team:
@@ -166,8 +160,11 @@ def _of_workers(count: int) -> Team:
 
 def _start_openmp(functions: tuple[int, ...], count: int) -> bool:
     """Have OpenMP start this thread's team, unless the system cannot start so many threads."""
+    most = getattr(_state.openmp, "most", 1)
+    if count <= most:
+        return True
     with _state.starting:
-        if not _can_start(count - _state.openmp.most):
+        if not _can_start(count - most):
             return False
         # Any function will do that takes no time, such as that which tells a thread's number.
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_uint] * 2)

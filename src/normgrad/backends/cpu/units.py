@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 
 from ... import dtypes
 from . import block as B
@@ -34,24 +33,23 @@ def arithmetic(name: str) -> str:
     return f"arithmetic: {name}"
 
 
-#: The functions and signatures of units other than kernels and movers, by module.
+#: The functions of units other than kernels and movers, by module.
 FUNCTIONS = {
-    DRIVER: ("drive.drive", "drive.SIGNATURE"),
-    OPENMP: ("drive.share", "drive.SHARE_SIGNATURE"),
-    START: ("drive.start", "drive.START_SIGNATURE"),
-    SERVE: ("drive.serve", "drive.SERVE_SIGNATURE"),
-    TASKS: ("walk.run_tasks", "walk.SIGNATURE"),
-    TASKS_IN_TILES: ("walk.in_tiles", "walk.TILES_SIGNATURE"),
-    arithmetic("channels"): ("arithmetic.arithmetic", "arithmetic.SIGNATURE"),
-    arithmetic("count"): ("coefficients.count", "arithmetic.SIGNATURE"),
-    arithmetic("weights"): ("coefficients.weights", "arithmetic.SIGNATURE"),
-    arithmetic("gather"): ("statistics.gather", "arithmetic.SIGNATURE"),
-    arithmetic("batch"): ("coefficients.batch", "arithmetic.COEFFICIENTS"),
-    arithmetic("groups"): ("coefficients.groups", "arithmetic.COEFFICIENTS"),
-    arithmetic("constant"): ("coefficients.constant", "arithmetic.COEFFICIENTS"),
+    DRIVER: "drive.drive",
+    OPENMP: "drive.share",
+    START: "drive.start",
+    SERVE: "drive.serve",
+    TASKS: "walk.run_tasks",
+    TASKS_IN_TILES: "walk.in_tiles",
+    arithmetic("channels"): "arithmetic.arithmetic",
+    arithmetic("gather"): "arithmetic.gather",
+    **{
+        arithmetic(name): f"coefficients.{name}"
+        for name in ("count", "weights", "batch", "groups", "constant")
+    },
 }
 #: The kernels' functions, by access pattern and operation.
-KERNELS = {
+LOOPS = {
     "rows": {
         **dict.fromkeys(("sums", "evaluate"), "reduce.reduce_rows"),
         **dict.fromkeys(("moments", EXACT), "reduce_moments.moments_of_rows"),
@@ -76,21 +74,6 @@ _UNUSED = {
 }
 
 
-def kernels() -> Iterator[tuple[str, str, int]]:
-    """The access pattern, operation and dtype's code of every kernel."""
-    for pattern, operations in KERNELS.items():
-        for operation, code in itertools.product(operations, _DTYPES):
-            if code not in _UNUSED.get(operation, ()):
-                yield pattern, operation, code
-
-
-def movers() -> Iterator[tuple[int, int]]:
-    """The codes of the dtypes of the tensor and of the tile, for every mover."""
-    for code, tile in itertools.product(_DTYPES, _DTYPES):
-        if tile in (code, _SINGLE, _DOUBLE):
-            yield code, tile
-
-
 def kernel(pattern: str, operation: str, code: int) -> str:
     """The name of the kernel for a dtype, an access pattern and an operation."""
     return f"{operation} of {pattern}, {_DTYPES[code]}"
@@ -101,6 +84,21 @@ def mover(code: int, tile: int) -> str:
     return f"tiles of {_DTYPES[tile]} from {_DTYPES[code]}"
 
 
+#: The access pattern, operation and dtype's code of every kernel, by its name.
+KERNELS = {
+    kernel(pattern, operation, code): (pattern, operation, code)
+    for pattern, operations in LOOPS.items()
+    for operation, code in itertools.product(operations, _DTYPES)
+    if code not in _UNUSED.get(operation, ())
+}
+#: The codes of the dtypes of the tensor and of the tile, for every mover, by its name.
+MOVERS = {
+    mover(code, tile): (code, tile)
+    for code, tile in itertools.product(_DTYPES, _DTYPES)
+    if tile in (code, _SINGLE, _DOUBLE)
+}
+
+
 def symbol(unit: str) -> str:
     """The symbol of a unit in its object file."""
     return "normgrad_" + re.sub(r"\W+", "_", unit)
@@ -108,11 +106,7 @@ def symbol(unit: str) -> str:
 
 def every() -> list[str]:
     """The names of all units."""
-    return [
-        *FUNCTIONS,
-        *itertools.starmap(kernel, kernels()),
-        *itertools.starmap(mover, movers()),
-    ]
+    return [*FUNCTIONS, *KERNELS, *MOVERS]
 
 
 def of_schedule(schedule: Schedule) -> dict[int, str]:
@@ -120,8 +114,8 @@ def of_schedule(schedule: Schedule) -> dict[int, str]:
     layout = schedule.layout
     by_field = {
         B.MOVERS + tensor: mover(dtype.code, layout.dtype.code)
-        for tensor, (dtype, moved) in enumerate(zip(layout.data, layout.moved, strict=True))
-        if moved
+        for tensor, (dtype, in_tiles) in enumerate(zip(layout.data, layout.tiles, strict=True))
+        if in_tiles
     }
     return {**by_field, B.IN_TILES: TASKS_IN_TILES} if by_field else {}
 

@@ -26,7 +26,7 @@ from .intrinsics import (
     store,
 )
 from .lanes import EIGHT, put_lanes, splat_eight
-from .pairs import get_pair, rounded
+from .pairs import rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -191,24 +191,14 @@ def read_parameters(block, slot, first, count, otherwise, row):
 
 
 @helper
-def write(address, code, index, value):
-    """Write a number, rounded to the dtype with this code."""
-    not_inlined()
-    if code == 0:
-        put(singles_at(address), index, value)
-    elif code == 1:
-        put(doubles_at(address), index, value)
-    elif code == 2:
-        put(float16s_at(address), index, value)
+def write_every(target, stride, count, numbers):
+    """Write numbers with their errors to every ``stride``-th element, rounded to its type."""
+    if stride == 1:  # a loop that can be vectorised
+        for c in range(count):
+            store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
     else:
-        put(bfloat16s_at(address), index, value)
-
-
-@helper
-def write_adjacent(target, count, numbers):
-    """Write numbers with their errors to adjacent elements, in a loop that can be vectorised."""
-    for c in range(count):
-        store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
+        for c in range(count):
+            store(target, c * stride, rounded((load(numbers[0], c), load(numbers[1], c))))
 
 
 @helper
@@ -219,15 +209,14 @@ def write_row(block, slot, s, first, count, numbers):
     if address == 0:
         return
     at, stride, code = place_of(block, slot, s, first)
-    if stride == 1 and code == 0:
-        write_adjacent(shift(singles_at(address), at), count, numbers)
-    elif stride == 1 and code == 2:
-        write_adjacent(shift(float16s_at(address), at), count, numbers)
-    elif stride == 1 and code == 3:
-        write_adjacent(shift(bfloat16s_at(address), at), count, numbers)
+    if code == 0:
+        write_every(shift(singles_at(address), at), stride, count, numbers)
+    elif code == 1:
+        write_every(shift(doubles_at(address), at), stride, count, numbers)
+    elif code == 2:
+        write_every(shift(float16s_at(address), at), stride, count, numbers)
     else:
-        for c in range(count):
-            write(address, code, at + c * stride, rounded(get_pair(numbers, c)))
+        write_every(shift(bfloat16s_at(address), at), stride, count, numbers)
 
 
 @helper
@@ -253,18 +242,9 @@ def count_of(block, element):
 
 
 @helper
-def counts(block):
-    """The number of elements of ``count``."""
-    elements = 1
-    for axis in range(get(block, B.COUNT_RANK)):
-        elements *= get(block, B.COUNT_SIZES + axis)
-    return elements
-
-
-@helper
 def total_count(block):
     """The sum of all elements of ``count``."""
     total = 0.0
-    for element in range(counts(block)):
+    for element in range(get(block, B.COUNTS)):
         total += count_of(block, element)
     return total

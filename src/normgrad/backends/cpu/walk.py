@@ -7,14 +7,11 @@ however a program is run. Nothing here depends on a dtype.
 
 from __future__ import annotations
 
-from numba import types
-
 from ...dtypes import float32, float64
 from . import block as B
 from . import layout
 from .helpers import helper
 from .intrinsics import (
-    INT_POINTER,
     address_of,
     as_int64,
     call,
@@ -145,11 +142,11 @@ def move(block, tensor, address, tile, tile_step, writes, channels, rows, run):
 
 
 @helper
-def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k, run):
+def call_on_tile(block, kernel, tiles, whole, s, c, channels, position, rows, k, run):
     """Call a kernel for a piece of the tensors that is no larger than a tile."""
     buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
     # dx may share the tile of a tensor that was copied, since a kernel has read what it overwrites.
-    dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
+    dx_tile = address_of(buffers[1] if tiles & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
     tile_step = TILE_CHANNELS if get(block, B.COLUMNS) != 0 else TILE_POSITIONS
     addresses, job = int_buffer(3), int_buffer(JOB_FIELDS)
     place = elements_at(block, s, c, position, k)
@@ -159,12 +156,12 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
     for field in range(JOB_FIELDS):
         put(job, field, get(whole, field))
     start_piece(block, job, s, c, channels, position, rows, k, run)
-    if moved & B.USES_DX:
+    if tiles & B.USES_DX:
         put(job, B.J_STREAM, 0)
     put(job, B.J_AHEAD, 0)
     put(job, B.J_NEXT, 0)
     for tensor in range(3):
-        if moved >> tensor & 1:
+        if tiles >> tensor & 1:
             tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
             if tensor < 2:
                 move(block, tensor, get(addresses, tensor), tile, tile_step, 0, channels, rows, run)
@@ -172,7 +169,7 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
             put(job, B.J_ROW_STEPS + tensor, tile_step)
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
-    if moved & B.USES_DX:
+    if tiles & B.USES_DX:
         move(block, as_int64(2), place[2], dx_tile, tile_step, 1, channels, rows, run)
 
 
@@ -204,7 +201,7 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
     channels. Where dy is copied to dx's memory instead, the kernel is called for all channels; the
     additions are the same.
     """
-    moved = get(block, B.MOVED) & uses
+    tiles = get(block, B.TILES) & uses
     most = TILE_POSITIONS if get(block, B.COLUMNS) != 0 else 1
     for r in range(0, rows, most):
         n, row = smaller(most, rows - r), position + r
@@ -216,7 +213,7 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
                 continue
             for at in range(0, channels, TILE_CHANNELS):
                 n_channels = smaller(TILE_CHANNELS, channels - at)
-                call_on_tile(block, kernel, moved, job, s, c + at, n_channels, row, n, k, width)
+                call_on_tile(block, kernel, tiles, job, s, c + at, n_channels, row, n, k, width)
 
 
 @helper
@@ -227,7 +224,7 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
     """
     not_inlined()
     is_copied = get(block, B.DY_IN_DX) != 0 and uses & B.USES_DX != 0
-    if get(block, B.MOVED) & uses and not is_copied:
+    if get(block, B.TILES) & uses and not is_copied:
         tiles = get(block, B.IN_TILES)
         call(tiles, (block, kernel, uses, job, s, c, channels, position, rows, run))
     else:
@@ -268,12 +265,6 @@ def slot_of(block, slot, s, array):
     """The address of a set's parameter sums in a slot, in one of the four arrays of such sums."""
     at = slot * get(block, B.PARAMETERS) + s * get(block, B.OWN_PARAMETERS)
     return get(block, B.WORKSPACE) + get(block, B.W_BIASES + array) + at * DOUBLE
-
-
-@helper
-def has_errors(block):
-    """Whether slots have errors of the sums, or chains in their place."""
-    return get(block, B.W_WEIGHTS) > get(block, B.W_BIASES + 1)
 
 
 @helper
@@ -336,7 +327,9 @@ def run_task(block, step, task):
     for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
         if columns and sums_parameters(block) and (own != 0 or s == turn * sets):
             k, count = part_of_row(block, step, part)
-            for i in range(0, 4, 1 if has_errors(block) else 2):
+            # Slots may have no errors of the sums, nor chains in their place.
+            has_errors = get(block, B.W_WEIGHTS) > get(block, B.W_BIASES + 1)
+            for i in range(0, 4, 1 if has_errors else 2):
                 at = slot_of(block, slot, s, i) + k * DOUBLE
                 clear(at, count * get(block, B.POSITIONS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
@@ -370,9 +363,3 @@ def run_tasks(block, step, first, last):
     """Run some of a step's tasks one after the other."""
     for task in range(first, last):
         run_task(block, step, task)
-
-
-#: The type of the unit that copies tensors to tiles.
-TILES_SIGNATURE = types.void(INT_POINTER, *[types.int64] * 2, INT_POINTER, *[types.int64] * 6)
-#: The type of the unit that runs tasks.
-SIGNATURE = types.void(INT_POINTER, INT_POINTER, types.int64, types.int64)

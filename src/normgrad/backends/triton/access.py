@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from ... import problem
-from ...problem import DATA, Role
+from ...problem import DATA, VECTORS, Role
 from . import config
-from .jit import constant, helper
-from .pairs import real, rounded
+from .pairs import constant, helper, real, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -19,21 +18,11 @@ from .pairs import real, rounded
 DY, X, DX, FIRST_VECTOR, COUNT = (constant(int(role)) for role in (*DATA, Role.MEAN, Role.COUNT))
 WORKSPACE = constant(problem.WORKSPACE)
 #: The slots of per-channel vectors.
-MEAN, INVSTD, WEIGHT, BIAS, SUM_DY, SUM_DY_XMU, RUNNING_MEAN, RUNNING_VAR = (
-    constant(config.slot(role))
-    for role in (
-        *(Role.MEAN, Role.INVSTD, Role.WEIGHT, Role.BIAS, Role.SUM_DY, Role.SUM_DY_XMU),
-        *(Role.RUNNING_MEAN, Role.RUNNING_VAR),
-    )
-)
-OUT_SUM_DY, OUT_SUM_DY_XMU, GRAD_WEIGHT, GRAD_BIAS = (
-    constant(config.slot(role))
-    for role in (Role.OUT_SUM_DY, Role.OUT_SUM_DY_XMU, Role.GRAD_WEIGHT, Role.GRAD_BIAS)
-)
-OUT_MEAN, OUT_INVSTD, OUT_RUNNING_MEAN, OUT_RUNNING_VAR = (
-    constant(config.slot(role))
-    for role in (Role.OUT_MEAN, Role.OUT_INVSTD, Role.OUT_RUNNING_MEAN, Role.OUT_RUNNING_VAR)
-)
+(
+    MEAN, INVSTD, WEIGHT, BIAS, SUM_DY, SUM_DY_XMU, RUNNING_MEAN, RUNNING_VAR, OUT_SUM_DY,
+    OUT_SUM_DY_XMU, GRAD_WEIGHT, GRAD_BIAS, OUT_MEAN, OUT_INVSTD, OUT_RUNNING_MEAN,
+    OUT_RUNNING_VAR,
+) = (constant(config.slot(role)) for role in VECTORS)  # fmt: skip
 #: The codes of the axes along which a tensor may be contiguous.
 ALONG_POSITIONS = constant(config.ALONG_POSITIONS)
 ALONG_CHANNELS = constant(config.ALONG_CHANNELS)
@@ -243,7 +232,7 @@ def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.con
 
 
 @helper
-def is_wanted(SLOT: tl.constexpr, C: tl.constexpr):
+def exists(SLOT: tl.constexpr, C: tl.constexpr):
     """Whether there is a vector in this slot, as a constant of the compilation."""
     return ((C.vectors >> (3 * SLOT)) & 7) != ABSENT
 

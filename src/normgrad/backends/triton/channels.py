@@ -8,13 +8,14 @@ from __future__ import annotations
 import triton.language as tl
 
 from . import access, config
-from .jit import constant, helper
 from .pairs import (
     Pair,
     added,
     as_number,
+    constant,
     divided,
     exact,
+    helper,
     inverse_root,
     is_finite,
     is_normal,
@@ -69,8 +70,8 @@ def save(a, at, value, WHICH: tl.constexpr):
 
 
 @helper
-def given_mean(a, at, C: tl.constexpr):
-    """The mean that x is centred about: the given one, or the one in the workspace."""
+def read_mean(a, at, C: tl.constexpr):
+    """Read the mean that x is centred about: the argument, or the one in the workspace."""
     if C.about == SAVED:
         return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
@@ -78,8 +79,8 @@ def given_mean(a, at, C: tl.constexpr):
 
 
 @helper
-def given_invstd(a, at, C: tl.constexpr):
-    """1/std: the given one, the one in the workspace, or one from a given variance."""
+def read_invstd(a, at, C: tl.constexpr):
+    """Read 1/std: the argument, or one from it if it is a variance, or the one in the workspace."""
     if C.invstd == SAVED:
         value = load_saved(a, at, SAVED_INVSTD, 1.0)
         if C.wide:
@@ -120,7 +121,7 @@ def about(a, at, C: tl.constexpr):
         value = value.to(tl.float64)
         centre = tl.where(is_finite(value), value, 0.0)
     else:
-        centre = given_mean(a, at, C)
+        centre = read_mean(a, at, C)
     # The point is rounded to the type in which it is subtracted from x; moments use it as float64.
     if C.forward:
         return real(centre, C.wide).to(tl.float64)
@@ -137,7 +138,7 @@ def about_sums(a, at, C: tl.constexpr):
     if C.about == PILOT:
         return tl.load(of_group(a, at, a.work.pilots, 0), mask=at.there, other=0.0)
     else:
-        return given_mean(a, at, C)
+        return read_mean(a, at, C)
 
 
 @helper
@@ -197,7 +198,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 
     Without elements they do not change.
     """
-    if access.is_wanted(access.OUT_RUNNING_MEAN, C) or access.is_wanted(access.OUT_RUNNING_VAR, C):
+    if access.exists(access.OUT_RUNNING_MEAN, C) or access.exists(access.OUT_RUNNING_VAR, C):
         momentum = number(a.numbers.momentum)
         old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
         old_variance = access.read_parameter(a, at, access.RUNNING_VAR, 0.0, C)
@@ -302,7 +303,7 @@ def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
 
 
 @helper
-def weighted(a, at, sums, C: tl.constexpr):
+def weigh(a, at, sums, C: tl.constexpr):
     """The terms of a group's sums: in gradients, the channels' sums times their weights."""
     if C.grouped:
         w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
@@ -317,7 +318,7 @@ def weighted(a, at, sums, C: tl.constexpr):
 
 
 @helper
-def centred(a, at, sums, C: tl.constexpr):
+def correct_sums(a, at, sums, C: tl.constexpr):
     """Correct Σdy·(x − μ), which was summed about a rounded mean, for the mean's rounding error."""
     if C.about == SAVED:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
@@ -343,7 +344,7 @@ def total_count(a, C: tl.constexpr):
 
 
 @helper
-def normalising(a, at, mean, r, C: tl.constexpr):
+def coefficients_of_y(a, at, mean, r, C: tl.constexpr):
     """The coefficients of y."""
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
     bias = real(access.read_parameter(a, at, access.BIAS, 0.0, C), C.wide)
@@ -353,15 +354,15 @@ def normalising(a, at, mean, r, C: tl.constexpr):
 
 
 @helper
-def scaling(a, at, C: tl.constexpr):
+def coefficients_in_evaluation(a, at, C: tl.constexpr):
     """The coefficients of dx in evaluation."""
-    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * given_invstd(a, at, C).value
+    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * read_invstd(a, at, C).value
     scale = real(scale, C.wide)
     return Coefficients(scale, scale, scale, scale, scale)
 
 
 @helper
-def gradient(a, at, sums, m, inverse, C: tl.constexpr):
+def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
     """The coefficients of dx, from sums over m elements.
 
     The factors are multiplied out if no product loses precision; otherwise the coefficients are
@@ -370,14 +371,14 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     """
     W: tl.constexpr = C.wide
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
-    r = given_invstd(a, at, C)
+    r = read_invstd(a, at, C)
     t = divided(sums.total, m, inverse, W)
     if not C.centred:
         t = exact(tl.zeros_like(t.value))
     p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
     wr = times(exact(w), r, W)
     if C.grouped:
-        # The group's sums already include the weights; see `weighted`. With several terms and an
+        # The group's sums already include the weights; see `weigh`. With several terms and an
         # infinite r, p is NaN as in the formula.
         p = Pair(p.value + tl.where(m > 1.0, r.value - r.value, 0.0), p.error)
         o = exact(r.value)
@@ -397,10 +398,10 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     slope = tl.where(multiplied, op, as_number(p, W))
     scale = tl.where(multiplied, 1.0, o.value)
     rest = mean_rest(a, at, C)
-    moved = (rest != 0.0) & is_finite(slope)
-    shift = tl.where(moved, tl.fma(-slope, rest, shift), shift)
+    is_inexact = (rest != 0.0) & is_finite(slope)
+    shift = tl.where(is_inexact, tl.fma(-slope, rest, shift), shift)
     return Coefficients(
-        real(given_mean(a, at, C), W), real(shift, W), real(scale, W), real(gain, W), real(slope, W)
+        real(read_mean(a, at, C), W), real(shift, W), real(scale, W), real(gain, W), real(slope, W)
     )
 
 
@@ -415,7 +416,7 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 
 
 @helper
-def finished(a, at, centre, sums, part, C: tl.constexpr):
+def finish(a, at, centre, sums, part, C: tl.constexpr):
     """Compute the coefficients from all sums; for the first part, write the per-channel outputs."""
     m = number(a.numbers.divisor)
     if C.forward:
@@ -425,31 +426,31 @@ def finished(a, at, centre, sums, part, C: tl.constexpr):
             access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
             access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
             update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
-        return normalising(a, at, mean, r, C)
+        return coefficients_of_y(a, at, mean, r, C)
     else:
-        sums = centred(a, at, sums, C)
+        sums = correct_sums(a, at, sums, C)
         if C.outputs:
             projection = as_number(sums.projection, C.wide)
-            r = given_invstd(a, at, C)
+            r = read_invstd(a, at, C)
             # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, r.value * projection, 0.0)
             write_gradients(a, at, sums, Pair(scaled, r.error * projection), C)
-        return gradient(a, at, sums, m, number(a.numbers.inverse), C)
+        return coefficients_of_dx(a, at, sums, m, number(a.numbers.inverse), C)
 
 
 @helper
 def from_arguments(a, at, C: tl.constexpr):
     """Compute the coefficients from given statistics and sums."""
     if C.forward:
-        return normalising(a, at, given_mean(a, at, C), given_invstd(a, at, C).value, C)
+        return coefficients_of_y(a, at, read_mean(a, at, C), read_invstd(a, at, C).value, C)
     elif C.constant:
-        return scaling(a, at, C)
+        return coefficients_in_evaluation(a, at, C)
     else:
         total = access.read_parameter(a, at, access.SUM_DY, 0.0, C)
         projection = access.read_parameter(a, at, access.SUM_DY_XMU, 0.0, C)
         m = total_count(a, C)
-        return gradient(a, at, Sums(exact(total), exact(projection)), m, 1.0 / m, C)
+        return coefficients_of_dx(a, at, Sums(exact(total), exact(projection)), m, 1.0 / m, C)
 
 
 @helper

@@ -7,7 +7,8 @@ Real numbers are passed as the bits of a float64, since Triton rounds a float to
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
 from ...problem import VECTORS, Role
 
@@ -43,8 +44,6 @@ class Config(NamedTuple):
         groups: the number of groups whose sums a program combines.
         resident: whether a program holds its groups in registers, or a piece of a line, rather than
             reading them twice.
-        over: the numbers that ``combine`` combines, one of OVER_PARTS, OVER_SETS, OVER_LINES and
-            OVER_RANKS.
         fan: the number of a group's channels whose sums are combined at once.
         rank: the number of axes that positions run over.
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
@@ -52,8 +51,8 @@ class Config(NamedTuple):
         about: the source of the point that x is centred about, one of PILOT, ARGUMENT, SAVED.
         invstd: the source of 1/std, one of ARGUMENT, SAVED, VARIANCE.
         saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
-        coefficients: whether ``write`` reads coefficients from the workspace, where ``combine``
-            stored them, rather than computing them from given statistics.
+        coefficients: whether ``write`` reads coefficients from the workspace, where
+            ``combine_parts`` stored them, rather than computing them from given statistics.
         from_sums: whether ``write`` computes them from the sums in the workspace.
         writes: whether the kernel that makes the sums also writes dx.
         outputs: whether the kernel writes the per-channel outputs.
@@ -85,7 +84,6 @@ class Config(NamedTuple):
     sharing: int = 0
     groups: int = 1
     resident: bool = True
-    over: int = 0
     fan: int = 1
     rank: int = 1
     long_positions: bool = False
@@ -118,10 +116,6 @@ PILOT, ARGUMENT, SAVED, VARIANCE = 0, 1, 2, 3
 #: The statistics to store: the mean; the mean and 1/std; 1/std about the given mean.
 MEAN, BOTH, INVSTD = 1, 2, 3
 
-#: The numbers that ``combine`` combines: sums of all parts, for each group; sums of all sets and
-#: parts, or of all lines, for each parameter; the statistics of all ranks, for each channel.
-OVER_PARTS, OVER_SETS, OVER_LINES, OVER_RANKS = 0, 1, 2, 3
-
 #: The code of an absent vector.
 ABSENT = 7
 
@@ -136,118 +130,51 @@ def pack(codes: dict[int, int]) -> int:
     return sum(codes.get(slot, ABSENT) << (3 * slot) for slot in range(len(VECTORS)))
 
 
-class Axis(NamedTuple):
-    """An axis that positions run over: its size, and the numbers for division by the size."""
+#: An axis that positions run over: its size, and the numbers for division by the size.
+Axis = namedtuple("Axis", "size magic shift")
 
-    size: Any
-    magic: Any
-    shift: Any
+#: Strides over axes that one row-major index runs over: the stride of each axis, and the size of
+#: each but the first.
+Strides = namedtuple("Strides", "strides sizes", defaults=[()])
 
+#: The strides of a data tensor or vector: over sets, channels (or groups), and positions. ``sets``
+#: is a :class:`Strides`. ``channels`` is one for a vector, and an integer for a tensor. ``axes``
+#: are a tensor's strides over the axes of positions.
+Steps = namedtuple("Steps", "sets channels axes", defaults=[()])
 
-class Strides(NamedTuple):
-    """Strides over axes that one row-major index runs over.
+#: The sizes of a problem, and of the tasks into which it is divided:
+#:
+#: - sets, channels, positions: the numbers of sets, of channels, and of positions of a channel;
+#: - per_group: the number of channels in a group;
+#: - groups: the number of groups of channels;
+#: - sharing: the number of positions of a line that share a parameter;
+#: - step: the number of channels from one tile to the next;
+#: - parts, part: the number of parts of the positions, and the number of positions in each;
+#: - summed: the number of parts whose sums are in the workspace;
+#: - each, slots: the number of blocks of channels (or of groups that are read twice) that a program
+#:   of ``groups`` processes, and the number of programs for each set and part.
+Sizes = namedtuple(
+    "Sizes", "sets channels per_group groups sharing positions step parts part summed each slots"
+)
 
-    Attributes:
-        strides: the stride of each axis.
-        sizes: the size of each axis except the first.
-    """
+#: Scalars: the bits of float64 numbers, and the number of counts. ``inverse`` is 1/divisor;
+#: ``unbiased`` is the factor that makes a variance unbiased.
+Numbers = namedtuple("Numbers", "eps divisor inverse unbiased momentum counts")
 
-    strides: Any
-    sizes: Any = ()
+#: The byte offsets of the workspace's arrays:
+#:
+#: - sums: the sums of dy and of dy·(x − μ), then in float64 arithmetic their errors; each by part,
+#:   set and channel;
+#: - statistics: a computed mean, rounded to the arithmetic's type, its rounding error, a computed
+#:   1/std and its error; each by set and group;
+#: - pilots: the elements of x that moments are about, by set and group. They are copied, since y
+#:   may overwrite x before all programs have read the element;
+#: - coefficients: the coefficients from which dx or y is written, in the arithmetic's type: five
+#:   numbers, each by set and channel;
+#: - columns: the sums over lines of dy and of dy·(x − μ)/std; each by slot and parameter. They are
+#:   float64 if programs add up many chains, else of the arithmetic's type.
+Work = namedtuple("Work", "sums statistics pilots coefficients columns", defaults=[0, 0, 0, 0, 0])
 
-
-class Steps(NamedTuple):
-    """The strides of a data tensor or vector: over sets, channels (or groups), and positions.
-
-    ``sets`` is a :class:`Strides`. ``channels`` is one for a vector, and an integer for a tensor.
-    ``axes`` are a tensor's strides over the axes of positions.
-    """
-
-    sets: Any
-    channels: Any
-    axes: Any = ()
-
-
-class Sizes(NamedTuple):
-    """The sizes of a problem, and of the tasks into which it is divided.
-
-    Attributes:
-        sets, channels, positions: the numbers of sets, of channels, and of positions of a channel.
-        per_group: the number of channels in a group.
-        groups: the number of groups of channels.
-        sharing: the number of positions of a line that share a parameter.
-        step: the number of channels from one tile to the next.
-        parts, part: the number of parts of the positions, and the number of positions in each.
-        summed: the number of parts whose sums are in the workspace.
-        each, slots: the number of blocks of channels (or of groups that are read twice) that a
-            program of ``groups`` processes, and the number of programs for each set and part.
-    """
-
-    sets: Any
-    channels: Any
-    per_group: Any
-    groups: Any
-    sharing: Any
-    positions: Any
-    step: Any
-    parts: Any
-    part: Any
-    summed: Any
-    each: Any
-    slots: Any
-
-
-class Numbers(NamedTuple):
-    """Scalars: the bits of float64 numbers, and the number of counts.
-
-    ``inverse`` is 1/divisor; ``unbiased`` is the factor that makes a variance unbiased.
-    """
-
-    eps: Any
-    divisor: Any
-    inverse: Any
-    unbiased: Any
-    momentum: Any
-    counts: Any
-
-
-class Work(NamedTuple):
-    """The byte offsets of the workspace's arrays.
-
-    Attributes:
-        sums: the sums of dy and of dy·(x − μ), then in float64 arithmetic their errors; each by
-            part, set and channel.
-        statistics: a computed mean, rounded to the arithmetic's type, its rounding error, a
-            computed 1/std and its error; each by set and group.
-        pilots: the elements of x that moments are about, by set and group. They are copied, since y
-            may overwrite x before all programs have read the element.
-        coefficients: the coefficients from which dx or y is written, in the arithmetic's type: five
-            numbers, each by set and channel.
-        columns: the sums over lines of dy and of dy·(x − μ)/std; each by slot and parameter. They
-            are float64 if programs add up many chains, else of the arithmetic's type.
-    """
-
-    sums: Any = 0
-    statistics: Any = 0
-    pilots: Any = 0
-    coefficients: Any = 0
-    columns: Any = 0
-
-
-class Arguments(NamedTuple):
-    """All arguments of a kernel except its :class:`Config`.
-
-    ``at`` are the addresses in the order of :class:`normgrad.problem.Role`, and the workspace's.
-    ``vectors`` are in the order of their slots.
-    """
-
-    at: Any
-    sizes: Any
-    axes: Any
-    dy: Any
-    x: Any
-    dx: Any
-    vectors: Any
-    numbers: Any
-    counts: Any
-    work: Any
+#: All arguments of a kernel except its :class:`Config`. ``at`` are the addresses in the order of
+#: :class:`normgrad.problem.Role`, and the workspace's. ``vectors`` are in the order of their slots.
+Arguments = namedtuple("Arguments", "at sizes axes dy x dx vectors numbers counts work")

@@ -5,15 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import access, channels, config, tiles
-from .jit import constant, helper
-from .pairs import Pair, added, as_number, exact, masked, number, sum_along
+from . import access, channels, tiles
+from .pairs import Pair, added, as_number, exact, helper, masked, number, sum_along
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-#: The numbers that ``combine`` combines; see config.py.
-OVER_PARTS, OVER_SETS = constant(config.OVER_PARTS), constant(config.OVER_SETS)
-OVER_LINES = constant(config.OVER_LINES)
 
 
 @helper
@@ -50,7 +45,7 @@ def sum_tile(
     p, there = access.positions_from(a, start, end, at, WHOLE, C)
     dy, x = tiles.load_both(a, at.set, first, p, there, C)
     terms = tiles.terms_of_tile(dy, x, centre, there, C)
-    totals = tiles.more(totals, tiles.sums_of_terms(terms, weight, C), C)
+    totals = tiles.both(totals, tiles.sums_of_terms(terms, weight, C), C.wide or C.singles)
     if C.constant and C.writes:
         tiles.store_dx(a, at.set, first, p, there, tiles.result_of_tile(dy, x, c, weight, c, C), C)
     return totals
@@ -67,7 +62,7 @@ def sums(a, C: tl.constexpr):
     centre = channels.about(a, at, C)
     c = centre
     if C.constant:
-        c = channels.scaling(a, at, C)
+        c = channels.coefficients_in_evaluation(a, at, C)
     totals = tiles.none(C)
     whole = start + (end - start) // C.positions * C.positions
     for here in range(start, whole, C.positions):
@@ -76,7 +71,7 @@ def sums(a, C: tl.constexpr):
         totals = sum_tile(a, at, first, whole, end, centre, c, c, totals, False, C)
     totals = tiles.along(totals, 0, C)
     if C.outputs:
-        channels.finished(a, at, centre, totals, 0, C)
+        channels.finish(a, at, centre, totals, 0, C)
     else:
         channels.put_sums(a, part, at, centre, totals, C)
 
@@ -98,7 +93,7 @@ def write_part(a, task, C: tl.constexpr):
         c = channels.load_coefficients(a, at, C)
     elif C.from_sums:
         centre = channels.about_sums(a, at, C)
-        c = channels.finished(a, at, centre, sums_of_parts(a, at, C), part, C)
+        c = channels.finish(a, at, centre, sums_of_parts(a, at, C), part, C)
     else:
         c = channels.from_arguments(a, at, C)
     for here in range(start, end, C.positions):
@@ -149,11 +144,16 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         if C.keeps_sums:
             channels.put_sums(a, 0, at, centre, totals, C)
         if C.sharing == 0:
-            totals = channels.weighted(a, at, totals, C)
-        total = tiles.both(total, tiles.over_channels(totals, C), C.wide)
+            totals = channels.weigh(a, at, totals, C)
+        of_tile = tiles.Sums(
+            tiles.over_channels(totals.total, C.wide),
+            tiles.over_channels(totals.projection, C.wide),
+        )
+        total = tiles.both(total, of_tile, C.wide)
+    total = tiles.Sums(tiles.for_channels(total.total, C), tiles.for_channels(total.projection, C))
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
-        c = channels.finished(a, at, centre, tiles.for_channels(total, C), 0, C)
+        c = channels.finish(a, at, centre, total, 0, C)
         for here in range(0, end, C.positions):
             weight, bias = tiles.parameters(a, s, here, C)
             write_tile(a, at, first, here, end, c, weight, bias, C)
@@ -170,14 +170,14 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
         centre = channels.about(a, at, C)
         terms = tiles.terms_of_tile(dy, x, centre, there, C)
         if C.columns:
-            columns = tiles.add_columns(columns, terms, channels.given_invstd(a, at, C), C)
+            columns = tiles.add_columns(columns, terms, channels.read_invstd(a, at, C), C)
         totals = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
         if C.keeps_sums:
             channels.put_sums(a, part, at, centre, totals, C)
         if C.writes:
             if C.sharing == 0:
-                totals = channels.weighted(a, at, totals, C)
-            c = channels.finished(a, at, centre, totals, 0, C)
+                totals = channels.weigh(a, at, totals, C)
+            c = channels.finish(a, at, centre, totals, 0, C)
             value = tiles.result_of_tile(dy, x, c, weight, bias, C)
             tiles.store_dx(a, s, first, p, there, value, C)
     return columns
@@ -273,8 +273,8 @@ def to_members(p, C: tl.constexpr):
     return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
 
 
-@helper
-def over_parts(a, C: tl.constexpr):
+@triton.jit
+def combine_parts(a, C: tl.constexpr):
     """Combine the sums of all parts, for some groups of a set.
 
     This makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
@@ -287,7 +287,7 @@ def over_parts(a, C: tl.constexpr):
     of_groups = tiles.Sums(exact(zero), exact(zero))
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
-        partial = channels.weighted(a, at, sums_of_parts(a, at, C), C)
+        partial = channels.weigh(a, at, sums_of_parts(a, at, C), C)
         partial = tiles.Sums(over_members(partial.total, C), over_members(partial.projection, C))
         of_groups = tiles.both(of_groups, partial, C.wide)
     totals = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
@@ -298,13 +298,13 @@ def over_parts(a, C: tl.constexpr):
     else:
         for j in range(0, per_group, C.fan):
             at = members_of(s, first_group, j, a, C)
-            c = channels.finished(a, at, channels.about_sums(a, at, C), totals, 0, C)
+            c = channels.finish(a, at, channels.about_sums(a, at, C), totals, 0, C)
             if C.coefficients:
                 channels.put_coefficients(a, at, c, C)
 
 
-@helper
-def over_sets(a, C: tl.constexpr):
+@triton.jit
+def combine_sets(a, C: tl.constexpr):
     """Sum the gradients of some parameters over all sets and parts, and write them."""
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     group = channel // a.sizes.per_group.to(tl.int32)
@@ -319,9 +319,9 @@ def over_sets(a, C: tl.constexpr):
         there = (k < rows) & at.there[None, :]
         here = access.Channels(k % sets, channel[None, :], group[None, :], there)
         partial = channels.load_sums(a, k // sets, here, C)
-        partial = channels.centred(a, here, partial, C)
+        partial = channels.correct_sums(a, here, partial, C)
         projection = as_number(partial.projection, C.wide)
-        r = channels.given_invstd(a, here, C)
+        r = channels.read_invstd(a, here, C)
         term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
         totals = tiles.both(totals, tiles.along(partial, 0, C), C.wide)
@@ -355,6 +355,12 @@ def over_lines(a, block, C: tl.constexpr):
     access.write(a, s, index, exists, as_number(totals.total, C.wide), access.GRAD_BIAS, C)
 
 
+@triton.jit
+def combine_lines(a, C: tl.constexpr):
+    """Sum the lines' terms of the parameters' gradients, in programs that do nothing else."""
+    over_lines(a, tl.program_id(0), C)
+
+
 @helper
 def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     """The average over all ranks of their means minus one mean, or of variance + eps about it."""
@@ -374,8 +380,8 @@ def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     return tl.where(n != 0.0, as_number(total, C.wide) / n, 0.0)
 
 
-@helper
-def over_ranks(a, C: tl.constexpr):
+@triton.jit
+def combine_ranks(a, C: tl.constexpr):
     """Combine all ranks' statistics of some channels.
 
     1/r² is a rank's variance + eps. Its average over all elements, plus that of the squared
@@ -394,16 +400,3 @@ def over_ranks(a, C: tl.constexpr):
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
     channels.update_running(a, at, mean, variance, n, C)
-
-
-@triton.jit
-def combine(a, C: tl.constexpr):
-    """Combine numbers of each channel: sums of parts, sets or lines, or statistics of ranks."""
-    if C.over == OVER_PARTS:
-        over_parts(a, C)
-    elif C.over == OVER_SETS:
-        over_sets(a, C)
-    elif C.over == OVER_LINES:
-        over_lines(a, tl.program_id(0), C)
-    else:
-        over_ranks(a, C)

@@ -10,14 +10,9 @@ from typing import Any
 from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
-from ...tensor import TensorSpec
 from .config import (
     ABSENT,
     ARGUMENT,
-    OVER_LINES,
-    OVER_PARTS,
-    OVER_RANKS,
-    OVER_SETS,
     PILOT,
     Arguments,
     Config,
@@ -79,13 +74,11 @@ class Launch:
     @property
     def word(self) -> str:
         """The launch's name in a plan's path."""
-        words, config = [self.kernel], self.config
+        words, config = self.kernel.split("_"), self.config
         if self.kernel == "sums":
             words += ["scale"] * config.writes + ["outputs"] * config.outputs
         elif self.kernel == "groups":
             words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.resident)
-        elif self.kernel == "combine":
-            words.append(("parts", "sets", "lines", "ranks")[config.over])
         elif self.kernel == "write":
             words += ["sums"] * config.from_sums + ["lines"] * (config.parameters > 0)
         return "+".join(words)
@@ -136,12 +129,6 @@ class Builder:
         if self.about == PILOT:
             self.reserve("pilots", problem.sets.size * groups_of(problem) * 8)
 
-    def reserve_coefficients(self) -> None:
-        """Reserve room for the coefficients of every channel."""
-        problem = self.problem
-        numbers = 5 * problem.sets.size * problem.channel.size
-        self.reserve("coefficients", numbers * problem.arithmetic.itemsize)
-
     # Launches
 
     def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, **config: Any) -> None:
@@ -162,32 +149,30 @@ class Builder:
         self._launch("groups", programs, tile, sizes, self.layout, resident=resident, **config)
 
     def combine_parts(self, parts: int, **config: Any) -> None:
-        """Launch ``combine`` on the sums of all parts, for each group."""
+        """Combine the sums of all parts, for each group."""
         problem = self.problem
         groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
         if problem.per_group == 1:
             groups = power_of_two(min(COMBINED_CHANNELS, groups_of(problem)))
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
         tile = Tile(1, 1, 1, groups)
-        config = {"over": OVER_PARTS, "fan": fan, **config}
-        self._of_sums(programs, tile, parts, parts, groups * fan, **config)
+        self._of_sums("parts", programs, tile, parts, parts, groups * fan, fan=fan, **config)
 
     def combine_sets(self, parts: int, *, short: bool = False) -> None:
-        """Launch ``combine`` on the sums of all sets and parts, for each parameter."""
+        """Combine the sums of all sets and parts, for each parameter."""
         channels = self.problem.channel.size
         width = _width_of(channels)
         tile = Tile(1, width, width)
-        config = {"over": OVER_SETS, "short_sums": short}
-        sums = parts * self.problem.sets.size
-        self._of_sums(ceil_div(channels, width), tile, parts, sums, width, **config)
+        programs, sums = ceil_div(channels, width), parts * self.problem.sets.size
+        self._of_sums("sets", programs, tile, parts, sums, width, short_sums=short)
 
     def combine_lines(self, parameters: int, slots: int, **config: Any) -> None:
-        """Launch ``combine`` on the lines' terms of the parameters' gradients."""
+        """Combine the lines' terms of the parameters' gradients."""
         width, shared = _width_of(parameters), self.problem.by_row
         count = slots * (self.problem.sets.size if shared else 1)
-        config = {"over": OVER_LINES, "parameters": width, "shared": shared, **config}
+        config |= {"parameters": width, "shared": shared}
         programs = ceil_div(parameters, width)
-        self._of_sums(programs, Tile(1, 1, 1), 1, count, width, slots=slots, **config)
+        self._of_sums("lines", programs, Tile(1, 1, 1), 1, count, width, slots=slots, **config)
 
     def write_lines(
         self, tile: Tile, pieces: int, parameters: int, slots: int, **config: Any
@@ -197,38 +182,35 @@ class Builder:
         Programs write many pieces each, since each program computes the coefficients anew.
         """
         problem = self.problem
-        parts_wanted = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
-        each = ceil_div(pieces, parts_wanted)
+        most_parts = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
+        each = ceil_div(pieces, most_parts)
         parts = ceil_div(pieces, each)
         sizes = self._sizes(tile, parts, each * tile.positions)
         sizes = sizes._replace(summed=pieces, slots=slots)
         width = _width_of(parameters) if parameters else 0
         rows = max(1, min(WRITE_ROWS, WRITE_SUMS // max(tile.channels, width)))
-        config = {
-            "from_sums": True,
-            "parameters": width,
-            "shared": problem.by_row,
-            "rows": rows,
-            **config,
-        }
+        config |= {
+            "from_sums": True, "parameters": width, "shared": problem.by_row, "rows": rows
+        }  # fmt: skip
         programs = tiles_of(problem, tile) * parts
         if parameters:
             programs += ceil_div(parameters, width)
         self._launch("write", programs, tile, sizes, self.layout, **config)
 
     def combine_ranks(self) -> None:
-        """Launch ``combine`` on the statistics of all ranks."""
+        """Combine the statistics of all ranks."""
         channels, count = self.problem.channel.size, self.problem.counts
         width = min(32, power_of_two(channels))
         rows = min(power_of_two(count.elements), 64) if count is not None else 1
         # With 8 numbers per thread Triton 3.6 spilled 16 to 152 bytes of registers; with 64,
         # Triton 3.9 spilled 2008.
         tile = Tile(1, width, width, warps=max(1, rows * width // 128))
-        sizes, config = self._sizes(tile), {"over": OVER_RANKS, "rows": rows}
-        self._launch("combine", ceil_div(channels, width), tile, sizes, self.layout, **config)
+        programs, sizes = ceil_div(channels, width), self._sizes(tile)
+        self._launch("combine_ranks", programs, tile, sizes, self.layout, rows=rows)
 
     def _of_sums(
         self,
+        kind: str,
         programs: int,
         tile: Tile,
         parts: int,
@@ -237,7 +219,7 @@ class Builder:
         slots: int = 1,
         **config: Any,
     ) -> None:
-        """Launch ``combine`` on ``count`` sums of each channel, for ``width`` channels at once.
+        """Combine ``count`` sums of each channel, for ``width`` channels at once.
 
         Its configuration contains no properties of the tensors, so that many shapes share a kernel.
         """
@@ -247,7 +229,7 @@ class Builder:
         none = Tensor(dtypes.float32.code)
         layout = Layout("", none, none, none, self.layout.axes[:1], False, False)
         sizes = self._sizes(tile, parts)._replace(slots=slots)
-        self._launch("combine", programs, tile, sizes, layout, rows=rows, **config)
+        self._launch(f"combine_{kind}", programs, tile, sizes, layout, rows=rows, **config)
 
     def _sizes(self, tile: Tile, parts: int = 1, part: int = 1) -> Sizes:
         """The argument ``sizes`` of kernels."""
@@ -295,7 +277,7 @@ class Builder:
             about=self.about,
             invstd=self.invstd,
             # Kernels that combine sums have few of them, which are float64.
-            singles=kernel != "combine" and not (self.wide or self.device.fast_float64),
+            singles=not (kernel.startswith("combine") or self.wide or self.device.fast_float64),
             centred=problem.centred,
             **config,
         )
@@ -308,6 +290,10 @@ class Builder:
             )
             for index in range(3)
         )
+        count = problem.counts
+        counts = Strides((0,))
+        if count is not None and count.rank:
+            counts = Strides(count.strides, count.shape[1:])
         arguments = Arguments(
             at=(0,) * OTHERS,
             sizes=sizes,
@@ -317,7 +303,7 @@ class Builder:
             dx=dx,
             vectors=tuple(self._steps(role, set_sizes) for role in VECTORS),
             numbers=_numbers(problem),
-            counts=_count_strides(problem.counts),
+            counts=counts,
             work=self.work,
         )
         self.launches.append(Launch(kernel, programs, compiled, arguments, tile.warps))
@@ -337,12 +323,6 @@ class Builder:
 def _width_of(parameters: int) -> int:
     """The number of parameters whose sums a program combines, so that there are many programs."""
     return min(SUM_CHANNELS, power_of_two(ceil_div(parameters, PROCESSORS)))
-
-
-def _count_strides(count: TensorSpec | None) -> Strides:
-    if count is None or not count.rank:
-        return Strides((0,))
-    return Strides(count.strides, count.shape[1:])
 
 
 def _numbers(problem: Problem) -> Numbers:

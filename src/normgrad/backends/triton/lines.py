@@ -214,14 +214,14 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
         height = min(height, max(problem.padded, most // together))
     pieces = ceil_div(problem.positions, height)
     read = element_bytes(problem) * min(height, problem.positions)
-    lines_wanted = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
+    lines_each = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
     fewest = 1
     columns = problem.wants_parameters and not problem.forward
     if columns:
         are_many = lines * problem.sets.size >= 2 * LEAST_LINES * PROCESSORS
         fewest = ceil_div(LEAST_LINES if are_many else FEWEST_LINES, problem.sharing)
     least = ceil_div(LEAST * 32 * warps // device.threads, read)
-    part = min(lines, max(fewest, least, lines_wanted))
+    part = min(lines, max(fewest, least, lines_each))
     width = min(power_of_two(part), max(1, most // height))
     tile = _tile(problem, layout, most_warps, each, height, width)
     tiles_each = ceil_div(part, tile.step)

@@ -1,4 +1,4 @@
-"""Double-double arithmetic in kernels, and a single rounding of results.
+"""What all kernels use: the decorators, double-double arithmetic, and a single rounding of results.
 
 In float64 arithmetic ("wide") sums and products of a few per-channel numbers carry their rounding
 errors. With float32 data, float64 alone is exact enough; the errors are then constant zeros, which
@@ -7,17 +7,31 @@ the compiler removes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from .jit import helper
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+def helper(function: Callable[..., Any]) -> Any:
+    """Make a function callable from kernels.
+
+    For the interpreter the function does not change: a decorated one would patch Triton's language
+    at every call, which takes as long as everything else.
+    """
+    return function if triton.knobs.runtime.interpret else triton.jit(function)
+
+
+def constant(value: int) -> Any:
+    """Make a constant of a module usable in kernels."""
+    return value if triton.knobs.runtime.interpret else tl.constexpr(value)
+
 
 #: Whether Triton interprets the kernels.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 class Pair(NamedTuple):
@@ -184,9 +198,9 @@ def rounded_to_odd(value):
     back = near.to(tl.float64)
     away = tl.abs(back) < tl.abs(value)
     # A zero has the value's sign, so that adding 1 to its bits moves it towards the value.
-    moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
-    unmoved = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
-    return tl.where(unmoved | ((bits & 1) == 1), near, moved)
+    neighbour = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+    is_exact = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
+    return tl.where(is_exact | ((bits & 1) == 1), near, neighbour)
 
 
 @helper

@@ -12,7 +12,7 @@ import numpy as np
 from ...loading import KernelError
 from .. import NativeSchedule
 from . import cuda_driver
-from .config import Arguments, Config, Tensor
+from .config import Arguments, Config
 from .launches import Launch
 from .schedule import Schedule
 from .tiling import ITEMSIZES
@@ -64,12 +64,6 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
         options = {"num_warps": launch.warps, **OPTIONS}
         kernel = _kernels[key] = triton.compile(kernel_source, target=target, options=options)
     return kernel
-
-
-def _fitting(tensor: Tensor, address: int) -> Tensor:
-    """A tensor with the alignment that its address allows."""
-    size = ITEMSIZES[tensor.code]
-    return tensor._replace(vector=max(1, math.gcd(tensor.vector * size, address) // size))
 
 
 class Ready:
@@ -163,11 +157,13 @@ class Runner:
 
 def aligned(config: Config, addresses: Sequence[int]) -> Config:
     """A launch's configuration for tensors at these addresses."""
-    return config._replace(
-        dy=_fitting(config.dy, addresses[0]),
-        x=_fitting(config.x, addresses[1]),
-        dx=_fitting(config.dx, addresses[2]),
-    )
+    tensors = []
+    for tensor, address in zip((config.dy, config.x, config.dx), addresses, strict=False):
+        size = ITEMSIZES[tensor.code]
+        vector = max(1, math.gcd(tensor.vector * size, address) // size)
+        tensors.append(tensor._replace(vector=vector))
+    dy, x, dx = tensors
+    return config._replace(dy=dy, x=x, dx=dx)
 
 
 def _interpret(launches: Sequence[Launch], addresses: Sequence[int]) -> None:

@@ -284,7 +284,8 @@ def _sums_and_write(builder: Builder) -> str:
         tile = tile_of(problem, layout, device)
         parts, part = _parts(builder, tile)
         builder.reserve_sums(parts)
-        builder.reserve_coefficients()
+        numbers = 5 * problem.sets.size * problem.channel.size
+        builder.reserve("coefficients", numbers * problem.arithmetic.itemsize)
         builder.over_parts("sums", tile, parts, part)
         builder.combine_parts(parts, coefficients=True, outputs=outputs)
         builder.over_parts("write", tile, parts, part, coefficients=True)

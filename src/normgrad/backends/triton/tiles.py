@@ -9,13 +9,14 @@ import triton.language as tl
 
 from . import access, config
 from .access import pointers
-from .jit import constant, helper
 from .pairs import (
     INTERPRETED,
     Pair,
     added,
     as_float64,
+    constant,
     exact,
+    helper,
     masked,
     real,
     rounded,
@@ -38,7 +39,7 @@ class Sums(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of dx or y; see `written`."""
+    """The coefficients of dx or y; see `result_of_tile`."""
 
     mean: Any
     shift: Any
@@ -79,12 +80,6 @@ def none(C: tl.constexpr):
     ROWS: tl.constexpr = C.positions // (C.leading * C.adjacent)
     zero = tl.full([ROWS, C.channels], 0.0, tl.float32 if C.singles else tl.float64)
     return Sums(exact(zero), exact(zero))
-
-
-@helper
-def more(sums, others, C: tl.constexpr):
-    """Add each thread's sums of a tile to those found before."""
-    return both(sums, others, C.wide or C.singles)
 
 
 @helper
@@ -209,25 +204,15 @@ def sums_of_terms(terms, weight, C: tl.constexpr):
 
 
 @helper
-def over_channels(sums, C: tl.constexpr):
-    """Add up the sums of a tile's channels, all of which are in one group."""
-    return Sums(_over_channels(sums.total, C.wide), _over_channels(sums.projection, C.wide))
-
-
-@helper
-def _over_channels(p, WIDE: tl.constexpr):
+def over_channels(p, WIDE: tl.constexpr):
+    """Sum a number over a tile's channels, all of which are in one group."""
     one = sum_along(Pair(p.value[:, None], p.error[:, None]), 0, WIDE)
     return free_of_layout(one, WIDE)
 
 
 @helper
-def for_channels(sums, C: tl.constexpr):
-    """Give each channel of a tile the sums of its group."""
-    return Sums(_for_channels(sums.total, C), _for_channels(sums.projection, C))
-
-
-@helper
-def _for_channels(p, C: tl.constexpr):
+def for_channels(p, C: tl.constexpr):
+    """Give each channel of a tile its group's number."""
     return Pair(tl.broadcast_to(p.value, [C.channels]), tl.broadcast_to(p.error, [C.channels]))
 
 
