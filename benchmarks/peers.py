@@ -132,7 +132,9 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     lines = ["case,ours_ms,onednn_ms,xla_ms,onednn,xla"]
-    print("| case | ours, ms | oneDNN / ours | XLA / ours |\n| --- | ---: | ---: | ---: |")
+    print(
+        "| case | normgrad, ms | oneDNN / normgrad | XLA / normgrad |\n| --- | ---: | ---: | ---: |"
+    )
     for shape in (*IMAGES, *ROWS):
         for what, times in measured(shape).items():
             name = f"{'batch' if len(shape) == 4 else 'layer'} norm {shape}, {what}"

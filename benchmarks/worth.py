@@ -50,7 +50,7 @@ def example(shape: tuple[int, ...]) -> torch.Tensor:
 def worth() -> None:
     """Print the table of steps."""
     estimating.STEP_SECONDS = SECONDS
-    print("| model | input | step, PyTorch's | norms' share | by the norms | measured | spread |")
+    print("| model | input | step, PyTorch's | norms' share | predicted | measured | spread |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for kind, (make, shape) in KINDS.items():
         print(row(f"{kind} | {shape}", nt.estimate(make(), example(shape))), flush=True)
@@ -59,7 +59,7 @@ def worth() -> None:
 def public() -> None:
     """Print the table of steps of public models."""
     estimating.STEP_SECONDS = PUBLIC_SECONDS
-    print("| model | step, PyTorch's | norms' share | by the norms | measured | spread |")
+    print("| model | step, PyTorch's | norms' share | predicted | measured | spread |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for name, (build, _, _, arguments) in public_models.MODELS.items():
         torch.manual_seed(0)
