@@ -166,11 +166,13 @@ class NumPy(Framework):
             original = layout.Region(array.ctypes.data, *by_bytes, 1)
             with memory.allocating(name, array.nbytes):
                 array = np.array(array)
-        name_of_dtype = str(array.dtype) if array.dtype.isnative else array.dtype.str
+        kind: DType | str | None = dtype
+        if kind is None:  # only then, since the name takes microseconds
+            kind = str(array.dtype) if array.dtype.isnative else array.dtype.str
         read_only = "a read-only array; allowed: one that can be written"
         return OpenTensor(
             array, address_of(array), array.shape, array.strides, array.itemsize,
-            dtype or name_of_dtype, None if array.flags.writeable else read_only, original,
+            kind, None if array.flags.writeable else read_only, original,
         )  # fmt: skip
 
     def device(self, name: str, value: Any) -> str:

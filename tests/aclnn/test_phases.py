@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 
@@ -282,6 +283,17 @@ def test_what_phase_2_refuses(operator):
     # None of that has used it up.
     second(workspace, size + 100, executor, None)
     fails(161002, "executor", second, workspace, size, executor, None)
+
+
+def test_every_phase_2_has_the_signature_that_type_checkers_see():
+    first = [*inspect.signature(aclnn.aclnnBatchNormBackward).parameters.values()]
+    names = [name for name in aclnn.__all__ if f"{name}GetWorkspaceSize" in aclnn.__all__]
+    assert len(names) == 8
+    for name in names:
+        function = getattr(aclnn, name)
+        assert function.__name__ == name
+        assert [*inspect.signature(function).parameters.values()] == first
+    assert [*inspect.signature(aclnn._Phase2.__call__).parameters.values()][1:] == first
 
 
 def test_of_many_threads_one_gets_the_executor():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normgrad import compilers
-from normgrad.capi import build, declarations
+from normgrad.capi import build, declarations, enums
 from normgrad.capi.declarations import DIALECTS, HEADERS, functions_of, stubs_of
 from normgrad.cli.app import app
 
@@ -135,6 +136,19 @@ def test_everything_that_the_documents_name_is_there(libraries):
         for function in functions_of(library)
     }
     assert set(FUNCTIONS.split()) - exported == set()
+
+
+def test_members_that_the_code_names_are_there():
+    # No type checker sees them, since tables of words make these enumerations.
+    names = [
+        (node.value.id if isinstance(node.value, ast.Name) else node.value.attr, node.attr)
+        for path in Path(enums.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute)
+    ]
+    members = [(kind, name) for kind, name in names if kind in vars(enums) and name.isupper()]
+    assert ("aclError", "ACL_ERROR_INTERNAL_ERROR") in members
+    assert [name for kind, name in members if not hasattr(getattr(enums, kind), name)] == []
 
 
 @pytest.mark.parametrize("library", [each for dialect in DIALECTS for each in dialect.libraries])

@@ -8,8 +8,8 @@ docs/aclnn.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from . import translations
 from .phases import aclOpExecutor as aclOpExecutor
@@ -283,7 +283,15 @@ def aclnnRmsNormGetWorkspaceSize(
     return phase_1(translations.RMS_NORM, locals())
 
 
-def _phase_2(translation: translations.Translation) -> Callable[..., None]:
+class _Phase2(Protocol):
+    """The signature of every phase 2, for type checkers."""
+
+    def __call__(
+        self, workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+    ) -> None: ...
+
+
+def _phase_2(translation: translations.Translation) -> _Phase2:
     def compute(
         workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
     ) -> None:

@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
         stock, converted: seconds of a whole step, medians of steps by turns.
         layers: the calls of converted layers alone, by the name of the class that they replace.
         saved: bytes that autograd keeps for the backward pass, before and after.
-        shares: how much of the stock step's time is times_of in each kind of other operators.
+        shares: how much of the stock step's time is spent in each kind of other operators.
         conversion: which layers are converted, and why others are not.
         spread: the ratio of interquartile range to median of the steps' times.
     """
