@@ -64,16 +64,16 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def sealed(path: Path, content: bytes) -> bytes:
+def seal(path: Path, content: bytes) -> bytes:
     """What to write to a path: the content, and a digest of it and of the path's last two parts."""
     place = f"{path.parent.name}/{path.name}"
     return content + hashlib.sha256(place.encode() + content).digest()
 
 
-def unsealed(path: Path, file: bytes) -> bytes | None:
+def unseal(path: Path, file: bytes) -> bytes | None:
     """The content of a sealed file; None if it is damaged, or was sealed for another place."""
     content = file[: -hashlib.sha256().digest_size]
-    return content if sealed(path, content) == file else None
+    return content if seal(path, content) == file else None
 
 
 def kernels() -> list[Path]:

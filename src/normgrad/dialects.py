@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple
 
 from . import layout
-from .unusable import shown
+from .unusable import represent
 from .workspaces import Memory, memory_of
 
 
@@ -51,7 +51,7 @@ class DialectError(ValueError):
         try:
             return tuple([operator.index(value) for value in values])
         except Exception:  # iterating over a caller's object may raise any type of exception
-            raise cls.of(function, name, f"{shown(values)}; allowed: {allowed}") from None
+            raise cls.of(function, name, f"{represent(values)}; allowed: {allowed}") from None
 
     @classmethod
     def sizes(cls, function: str, name: str, values: Any) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class DialectError(ValueError):
         try:
             return kind(value)
         except ValueError:
-            message = f"{shown(value)}; allowed: an {kind.__name__}"
+            message = f"{represent(value)}; allowed: an {kind.__name__}"
             raise cls.of(function, name, message) from None
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .unusable import shown
+from .unusable import represent
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def parse(dtype: Any) -> DType:
     """Parse any spelling of a dtype: a name, a NumPy dtype or scalar type, or a torch dtype."""
     if isinstance(dtype, DType):
         return dtype
-    name = dtype if isinstance(dtype, str) else shown(dtype).removeprefix("torch.")
+    name = dtype if isinstance(dtype, str) else represent(dtype).removeprefix("torch.")
     match = BY_NAME.get(name)
     if match is None and dtype is not None:  # NumPy would interpret None as float64
         try:
@@ -72,7 +72,9 @@ def parse(dtype: Any) -> DType:
         except Exception:  # an object that is not a dtype may raise any type of exception
             match = None
     if match is None:
-        raise TypeError(f"dtype: {shown(dtype)} is not supported; allowed: {', '.join(BY_NAME)}")
+        raise TypeError(
+            f"dtype: {represent(dtype)} is not supported; allowed: {', '.join(BY_NAME)}"
+        )
     return match
 
 

@@ -19,7 +19,7 @@ from .operators.batch_norm import BATCH_NORM_BACKWARD
 from .options import Options
 from .plans import Plan, keep
 from .tensor import TensorSpec
-from .unusable import described, shown
+from .unusable import describe, represent
 from .workspaces import Launcher
 
 # Each enumeration's members are also names of this module, as in C.
@@ -151,7 +151,7 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
     _supported(name, InfiniError.member(name, "device", infiniDevice_t, device))
     if _integer(name, "device_id", device_id) != 0:
         status = INFINI_STATUS_DEVICE_NOT_FOUND
-        raise InfiniError.of(name, "device_id", f"{shown(device_id)}; allowed: 0", status)
+        raise InfiniError.of(name, "device_id", f"{represent(device_id)}; allowed: 0", status)
 
 
 def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
@@ -210,7 +210,7 @@ def _need(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
     if value is None:
         raise InfiniError.of(function, name, f"null; allowed: an {kind.__name__}")
     if not isinstance(value, kind):
-        raise InfiniError.of(function, name, f"{described(value)}; allowed: an {kind.__name__}")
+        raise InfiniError.of(function, name, f"{describe(value)}; allowed: an {kind.__name__}")
     if not value.alive:
         raise InfiniError.of(function, name, "destroyed; allowed: one that is not")
     return value
@@ -262,7 +262,7 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except Exception:  # a caller's object may raise any type of exception
-        raise InfiniError.of(function, name, f"{shown(value)}; allowed: an integer") from None
+        raise InfiniError.of(function, name, f"{represent(value)}; allowed: an integer") from None
 
 
 def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
@@ -414,7 +414,7 @@ def infiniopBatchNormBackward(
             workspace = InfiniError.memory(_RUN, "workspace", workspace, writing=True)
             of, size = f" of {workspace.nbytes}", workspace.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
-            message = f"{shown(workspace_size)} bytes{of}; allowed: {needed} or more"
+            message = f"{represent(workspace_size)} bytes{of}; allowed: {needed} or more"
             status = INFINI_STATUS_INSUFFICIENT_WORKSPACE
             raise InfiniError.of(_RUN, "workspace", message, status)
         if workspace is None:  # the size counts first, as in InfiniCore

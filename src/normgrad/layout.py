@@ -203,6 +203,6 @@ def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def rounded_up(number: int, unit: int) -> int:
+def round_up(number: int, unit: int) -> int:
     """The least multiple of a unit that is not less than a number."""
     return -(-number // unit) * unit

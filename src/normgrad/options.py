@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .unusable import shown
+from .unusable import represent
 
 
 class Options(NamedTuple):
@@ -33,7 +33,7 @@ def flag(name: str, value: Any) -> bool:
     """Check a boolean argument."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
+    raise TypeError(f"{name}: {represent(value)}; allowed: True or False")
 
 
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
@@ -42,7 +42,7 @@ def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     with suppress(Exception):  # a scalar, or an array without axes, may raise any type of exception
         entries = None if isinstance(value, (str, bytes)) else tuple(value)
     if entries is None:
-        raise TypeError(f"{name}: {shown(value)}; allowed: {len(outputs)} booleans")
+        raise TypeError(f"{name}: {represent(value)}; allowed: {len(outputs)} booleans")
     if len(entries) != len(outputs):
         raise ValueError(
             f"{name}: {len(entries)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
@@ -55,13 +55,13 @@ def integer(name: str, value: Any) -> int:
     with suppress(Exception):  # a tensor of one element may raise any type of exception
         if not isinstance(value, (bool, np.bool_)):
             return operators.index(value)
-    raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
+    raise TypeError(f"{name}: {represent(value)}; allowed: an integer")
 
 
 def real(name: str, value: Any) -> float:
     """Check a real argument."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: {shown(value)}; allowed: a real number")
+        raise TypeError(f"{name}: {represent(value)}; allowed: a real number")
     try:
         number = float(value)
     except OverflowError:
@@ -74,7 +74,7 @@ def addend(name: str, value: Any) -> float:
     """Check the number that is added to a variance."""
     number = real(name, value)
     if not number >= 0:
-        raise ValueError(f"{name}: {shown(value)}; allowed: 0 or more")
+        raise ValueError(f"{name}: {represent(value)}; allowed: 0 or more")
     return number
 
 
@@ -86,7 +86,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
         raise ValueError(f"{name}: {value}; allowed: an integer, or a tuple of one or more")
     with suppress(TypeError):
         return (integer(name, value),)
-    raise TypeError(f"{name}: {shown(value)}; allowed: an integer, or a tuple of one or more")
+    raise TypeError(f"{name}: {represent(value)}; allowed: an integer, or a tuple of one or more")
 
 
 #: The check of each operator's arguments that are not tensors, which also converts their values.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from . import dtypes, layout
 from .dtypes import DType
-from .unusable import shown
+from .unusable import represent
 
 #: The tensors that operators take, in messages.
 KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
@@ -38,7 +38,7 @@ def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, values))
     except Exception:  # iterating over a caller's object may raise any type of exception
-        raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
+        raise TypeError(f"{name}: {represent(values)} is not a sequence of integers") from None
 
 
 @dataclass(frozen=True, init=False)

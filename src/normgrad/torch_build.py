@@ -82,7 +82,7 @@ def _is_whole(library: Path) -> bool:
     A library that lost its end would end the process that loads it.
     """
     content = library.read_bytes() if library.parent == PACKAGED else cache.read(library) or b""
-    return cache.unsealed(library, content) is not None
+    return cache.unseal(library, content) is not None
 
 
 def build() -> Path:
@@ -116,7 +116,7 @@ def build() -> Path:
         source = str(_SOURCES / _MAIN)
         command = [*compiler, *_flags(), *folders, source, "-o", str(out), *_LIBRARIES]
         compilers.run(command, Path(work), "the library for PyTorch")
-        cache.write(library, cache.sealed(library, out.read_bytes()))
+        cache.write(library, cache.seal(library, out.read_bytes()))
     for old in library.parent.glob(f"{_prefix()}*.so"):
         if old != library:
             old.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ class Unusable:
         return self._text
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """Describe an argument of a wrong type, for a message."""
     if isinstance(value, Unusable):
         return repr(value)
@@ -23,14 +23,14 @@ def described(value: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def shortened(text: str, most: int = 200) -> str:
+def shorten(text: str, most: int = 200) -> str:
     """A text of somebody else's for a message, without its middle if it is long."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
 
 
-def shown(value: object) -> str:
+def represent(value: object) -> str:
     """The repr of an argument for a message, or its type's name if repr fails."""
     try:
-        return shortened(repr(value))
+        return shorten(repr(value))
     except Exception:  # some tensors have no values to print
-        return described(value)
+        return describe(value)

@@ -30,7 +30,7 @@ from ..rules import (
     shape_of,
     with_channels,
 )
-from ..unusable import shown
+from ..unusable import represent
 from . import products
 from .products import A2, A3, ASCEND_950
 
@@ -54,12 +54,12 @@ MOST_CHANNELS_OF_GROUP = 8000
 
 
 def _bool(value: Any, call: Call) -> Broken:
-    return None if isinstance(value, bool) else (shown(value), "True or False")
+    return None if isinstance(value, bool) else (represent(value), "True or False")
 
 
 def _double(value: Any, call: Call) -> Broken:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return shown(value), "a number"
+        return represent(value), "a number"
     try:
         float(value)
     except OverflowError:
@@ -73,7 +73,7 @@ def _mask(value: Any, call: Call) -> Broken:
 
 def _int64(value: Any) -> Broken:
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        return shown(value), "an int64"
+        return represent(value), "an int64"
     return None
 
 

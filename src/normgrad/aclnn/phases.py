@@ -17,7 +17,7 @@ from ..memory import LINE
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Aspect, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
-from ..unusable import Unusable, described, shown
+from ..unusable import Unusable, describe, represent
 from ..workspaces import Launcher, Memory
 from .products import PRODUCTS, Device, current
 from .tensors import AclnnError, Signature, Status, aclBoolArray, aclTensor
@@ -168,7 +168,7 @@ def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> C
     for row in contract.parameters:
         value = read[row.name]
         if value is not None and type(value) is not aclTensor:
-            malformed[row.name] = described(value), "an aclTensor, from aclCreateTensor"
+            malformed[row.name] = describe(value), "an aclTensor, from aclCreateTensor"
     for scalar in contract.scalars:
         read[scalar.name] = _scalar(scalar.name, read[scalar.name], malformed)
     return Call(contract, device.product, read, malformed)
@@ -183,7 +183,7 @@ def _scalar(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any
         try:
             return aclBoolArray(value)
         except Exception:  # iterating over a caller's object may raise any type of exception
-            malformed[name] = (shown(value), "an aclBoolArray of size 3")
+            malformed[name] = (represent(value), "an aclBoolArray of size 3")
             return ()
     if value is None or kind is bool or kind is int or kind is float:
         return value
@@ -191,7 +191,7 @@ def _scalar(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any
         return value.item()
     if isinstance(value, numbers.Real):
         return value
-    malformed[name] = (shown(value), "a plain number or boolean")
+    malformed[name] = (represent(value), "a plain number or boolean")
     return None
 
 
@@ -223,7 +223,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         except ReachError as error:
             raise ContractError(name, str(error)) from None
         if operand.is_copy:
-            dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
+            dense_size += layout.round_up(operand.spec.nbytes, LINE)
         operands[name] = operand
     plan = None
     if any(form.results):
@@ -267,7 +267,7 @@ def phase_2(
     if executor is None:
         raise error("executor", "null; allowed: what phase 1 returned", null)
     if not isinstance(executor, aclOpExecutor):
-        raise error("executor", f"{described(executor)}; allowed: what phase 1 returned")
+        raise error("executor", f"{describe(executor)}; allowed: what phase 1 returned")
     needed = executor.prepared.workspace_size
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
@@ -276,7 +276,7 @@ def phase_2(
     if executor.name != name:
         raise error("executor", f"of {executor.name}; allowed: one of {name}")
     if not isinstance(workspace_size, int) or workspace_size < needed:
-        size = shown(workspace_size)
+        size = represent(workspace_size)
         raise error("workspaceSize", f"{size}; allowed: {needed} or more, phase 1's size")
     if needed > 0:
         scratch = AclnnError.memory(name, "workspace", workspace, writing=True)
@@ -378,5 +378,5 @@ def _dense_copies(
         if operand.is_copy:
             spec = operand.spec
             dense[name] = rest[: spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape)
-            rest = rest[layout.rounded_up(spec.nbytes, LINE) :]
+            rest = rest[layout.round_up(spec.nbytes, LINE) :]
     return dense, rest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..rules import Product
-from ..unusable import shown
+from ..unusable import represent
 
 BATCH_NORM = "aclnnBatchNormBackward"
 REDUCE = "aclnnBatchNormReduceBackward"
@@ -75,7 +75,7 @@ def find(name: str) -> Product:
             return product
     known = ", ".join(product.name for product in PRODUCTS)
     raise ValueError(
-        f"product: {shown(name)}; allowed: {known}, or a chip's name such as Ascend910B3, "
+        f"product: {represent(name)}; allowed: {known}, or a chip's name such as Ascend910B3, "
         "Ascend910_9391, Ascend950PR, Ascend310P3"
     )
 
@@ -121,7 +121,7 @@ def _device(name: str | None, save_invstd: str | None) -> Device:
     product = find(usual_name if name is None else name)
     value = usual_invstd if save_invstd is None else save_invstd
     if value not in ("invstd", "variance"):
-        raise ValueError(f"save_invstd: {shown(value)}; allowed: 'invstd' or 'variance'")
+        raise ValueError(f"save_invstd: {represent(value)}; allowed: 'invstd' or 'variance'")
     return Device(product, value == "variance")
 
 

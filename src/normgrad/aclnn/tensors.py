@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import frameworks, layout
 from ..dialects import DialectError
 from ..memory import array_at
-from ..unusable import shown
+from ..unusable import represent
 from ..workspaces import Memory
 
 
@@ -344,5 +344,5 @@ def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
     try:
         return aclBoolArray(values)
     except Exception:  # iterating over a caller's object may raise any type of exception
-        message = f"{shown(values)}; allowed: a sequence of booleans"
+        message = f"{represent(values)}; allowed: a sequence of booleans"
         raise AclnnError.of("aclCreateBoolArray", "value", message) from None

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from ..unusable import Unusable, described
+from ..unusable import Unusable, describe
 from .calls import CURRENT, ERRORS, refuse, refuse_null
 from .pointers import Address
 from .streams import STREAMS
@@ -65,7 +65,7 @@ class Handles:
         value = self.find(handle)
         if value is None or isinstance(value, (kind, Unusable)):
             return value
-        return Unusable(described(value))
+        return Unusable(describe(value))
 
     def need(
         self, name: str, kind: type[_T], handle: Address, allowed: str, null: IntEnum | None = None

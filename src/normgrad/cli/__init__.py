@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
-from ..unusable import shortened
+from ..unusable import shorten
 
 #: The packages of the extra ``cli`` that all commands need.
 _NEEDED = ("typer", "rich", "safetensors")
@@ -39,7 +39,7 @@ def escaped(text: object) -> str:
 
 def say(message: object) -> None:
     """Write one line to standard error, without its middle if it is very long."""
-    print(f"normgrad: {shortened(escaped(message), LONGEST)}", file=sys.stderr, flush=True)
+    print(f"normgrad: {shorten(escaped(message), LONGEST)}", file=sys.stderr, flush=True)
 
 
 def lack(*names: str, extra: str = "cli") -> str | None:

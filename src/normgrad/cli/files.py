@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from .. import dtypes, memory
 from ..dtypes import DType
-from ..unusable import shortened, shown
+from ..unusable import represent, shorten
 from ..writing import replacing
 
 Array = npt.NDArray[Any]
@@ -113,7 +113,7 @@ class Contents(ABC):
             raise
         except Exception as error:  # a crafted file can make a decoder raise anything
             memory.need("reading", DECODER_MEMORY)  # so can a lack of memory
-            reason = shortened(f"{error}") or type(error).__name__
+            reason = shorten(f"{error}") or type(error).__name__
             damage = f"{what}: damaged or truncated ({reason})"
             raise InputError(self.path, damage, f"an intact {self.format.value} file") from None
 
@@ -130,7 +130,7 @@ class Contents(ABC):
         # gradients of its parameters would have as many elements.
         longest = self._most // dtypes.float64.itemsize
         if max(entry.shape, default=0) > longest:
-            text = f"{name}: shape {shown(entry.shape)} in a file this small"
+            text = f"{name}: shape {represent(entry.shape)} in a file this small"
             raise InputError(self.path, text, f"axes of at most {longest}")
         with self._decoding(name):
             return entry.read()
@@ -152,7 +152,7 @@ class Contents(ABC):
             or elements > MAX_SCALAR_ELEMENTS
             or elements * entry.dtype.itemsize > MAX_SCALAR_BYTES
         ):
-            array = f"an array of shape {shown(entry.shape)} and dtype {entry.dtype_name}"
+            array = f"an array of shape {represent(entry.shape)} and dtype {entry.dtype_name}"
             allowed = "a 0-d entry with a number, a boolean or a word"
             raise InputError(self.path, f"{name}: {array}", allowed)
         with self._decoding(name):
@@ -184,7 +184,7 @@ class _Npz(Contents):
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in self._members:
-                raise InputError(path, f"{shortened(name)}: there twice", "one entry of each name")
+                raise InputError(path, f"{shorten(name)}: there twice", "one entry of each name")
             self._members[name] = member
         self.names = tuple(self._members)
 

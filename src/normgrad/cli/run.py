@@ -22,7 +22,7 @@ from ..operators.by_name import OPERATORS, choices_of
 from ..options import OPTIONS, addend, flag, integer, mask, real, sizes
 from ..plans import Plan
 from ..settings import SettingError
-from ..unusable import shortened
+from ..unusable import shorten
 from . import files, show
 from .files import Array, Contents, Format, InputError
 
@@ -167,7 +167,7 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
     # Other programs write their format into every file.
     names += [name for name in contents.metadata if name not in {*names_read, "format"}]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    first = ", ".join(map(shortened, names[:_MAX_NAMES]))
+    first = ", ".join(map(shorten, names[:_MAX_NAMES]))
     return (f"{contents.path}: not used: {first}{more}",) if names else ()
 
 

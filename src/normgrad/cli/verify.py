@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
-from ..unusable import shown
+from ..unusable import represent
 from . import FAILED, escaped, files, info, lack, say, show
 from .files import InputError, blaming
 
@@ -98,7 +98,7 @@ def verify(
         for spec in specs:
             trials += [_try(spec, quick, only)]
         if not any(trial.judged for trial in trials):
-            where = f"no case {'of --quick ' if quick else ''}has {shown(only)} in its name"
+            where = f"no case {'of --quick ' if quick else ''}has {represent(only)} in its name"
             raise InputError("--only", where, "a part of one")
         passed = all(trial.passed for trial in trials)
         if not alone:

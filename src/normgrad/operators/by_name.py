@@ -12,7 +12,7 @@ from ..arguments import out_entries, out_tuple
 from ..contract import Kind, Operator
 from ..plans import Plan
 from ..tensor import TensorSpec, naming
-from ..unusable import shown
+from ..unusable import represent
 from . import batch_norm, group_norm, layer_norm, rms_norm, sync_batch_norm
 
 #: Every operator with the public function of its name, whose signature has the defaults; the
@@ -67,7 +67,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     """
     operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
-        raise ValueError(f"name: {shown(name)}; allowed: {', '.join(PLANNED)}")
+        raise ValueError(f"name: {represent(name)}; allowed: {', '.join(PLANNED)}")
     kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
     specs: dict[str, TensorSpec | None] = dict.fromkeys(kinds)
     choices = choices_of(name)

@@ -12,7 +12,7 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision
-from ..unusable import shortened
+from ..unusable import shorten
 from .cases import Case
 from .changes import mistakes
 from .tensors import Array, Call
@@ -101,7 +101,7 @@ class Judged:
 
     def __post_init__(self) -> None:
         """Shorten what an implementation says, which may be of any length."""
-        object.__setattr__(self, "detail", shortened(self.detail, 1000))
+        object.__setattr__(self, "detail", shorten(self.detail, 1000))
 
     @property
     def is_answer(self) -> bool:

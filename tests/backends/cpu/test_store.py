@@ -58,20 +58,20 @@ def compiled(monkeypatch):
 
 
 PLACE = Path("somewhere/folder/name")
-FILE = cache.sealed(PLACE, b"machine code")
+FILE = cache.seal(PLACE, b"machine code")
 
 
 @pytest.mark.parametrize("content", [b"", b"machine code"])
 def test_a_sealed_file_has_what_was_sealed(content):
-    file = cache.sealed(PLACE, content)
+    file = cache.seal(PLACE, content)
     assert file.startswith(content)  # so that tools can read it
-    assert cache.unsealed(PLACE, file) == content
+    assert cache.unseal(PLACE, file) == content
 
 
 def test_nothing_is_taken_from_a_file_of_another_place():
-    assert cache.unsealed(Path("elsewhere/folder/name"), FILE) == b"machine code"
-    assert cache.unsealed(Path("somewhere/folder/other"), FILE) is None
-    assert cache.unsealed(Path("somewhere/other/name"), FILE) is None
+    assert cache.unseal(Path("elsewhere/folder/name"), FILE) == b"machine code"
+    assert cache.unseal(Path("somewhere/folder/other"), FILE) is None
+    assert cache.unseal(Path("somewhere/other/name"), FILE) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_nothing_is_taken_from_a_file_of_another_place():
     ],
 )
 def test_nothing_is_taken_from_a_damaged_file(content):
-    assert cache.unsealed(PLACE, content) is None
+    assert cache.unseal(PLACE, content) is None
 
 
 def test_units_have_symbols_of_their_own():
@@ -273,7 +273,7 @@ def brought(level=LEVEL, unit=UNIT):
     """The file of a unit in the package, which is made."""
     path = store.packaged(level) / store.file_of(unit)
     path.parent.mkdir(parents=True)
-    path.write_bytes(cache.sealed(path, b"brought"))
+    path.write_bytes(cache.seal(path, b"brought"))
     return path
 
 

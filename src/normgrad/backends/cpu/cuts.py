@@ -10,7 +10,7 @@ from math import gcd
 from typing import NamedTuple
 
 from ... import dtypes
-from ...layout import ceil_div, rounded_up
+from ...layout import ceil_div, round_up
 from ...memory import LINE
 from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, read_bytes, rows_in_l1, waits
 
@@ -173,7 +173,7 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     turn = ceil_div(sets, tasks) if problem.by_row else 1
     most_blocks = max(ceil_div(rows, policy.rows), min(policy.enough_tasks, ceil_div(rows, ROWS)))
     blocks = min(ceil_div(tasks, ceil_div(sets, turn)), most_blocks)
-    block = rounded_up(ceil_div(rows, blocks), at_once)
+    block = round_up(ceil_div(rows, blocks), at_once)
     cut = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     return cut._replace(piece_channels=at_once, piece_rows=1)
 
@@ -240,7 +240,7 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         least_channels = max(1, runs, policy.part // per_channel)
         # Blocks of one size, since two threads may have one each.
         even = ceil_div(channels, ceil_div(channels, least_channels))
-        block = min(channels, rounded_up(even, unit))
+        block = min(channels, round_up(even, unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
         elements_each = channels * sets // enough * per_channel
@@ -259,11 +259,11 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
         parts = min(ceil_div(tasks, cut.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
-        channels_each = rounded_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
+        channels_each = round_up(ceil_div(channels, ceil_div(tasks, cut.turns)), unit)
         return cut._replace(channel_block=max(block, channels_each))
     size = ceil_div(positions, parts)
     if _lie_in_images(layout) and not layout.columns:
-        size = rounded_up(size, least)
+        size = round_up(size, least)
     return cut._replace(parts=ceil_div(positions, size), part_size=size)
 
 
@@ -326,5 +326,5 @@ def over_channels(
     layout: Layout, channels: int, copies: int, sets: int = 0, per_group: int = 1
 ) -> Cut:
     """The cut of work on ``copies`` numbers of each channel into tasks of whole groups."""
-    size = min(channels, rounded_up(layout.policy.rows, per_group))
+    size = min(channels, round_up(layout.policy.rows, per_group))
     return Cut(sets, sets, channels, size, size, parallel=_are_many(layout, channels * copies))

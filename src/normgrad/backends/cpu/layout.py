@@ -6,7 +6,7 @@ from math import gcd
 from typing import NamedTuple
 
 from ...dtypes import DType
-from ...layout import Axis, ceil_div, rounded_up
+from ...layout import Axis, ceil_div, round_up
 from ...problem import STATISTICS, Problem
 from .policy import Policy
 
@@ -244,7 +244,7 @@ def _in_rows(layout: Layout) -> Layout:
     run, last_run, rows = inner.size, inner.size, _NO_AXIS
     longest = max(policy.part, 2 * LANES)
     if inner.size > longest:
-        run = rounded_up(ceil_div(inner.size, ceil_div(inner.size, longest)), 2 * LANES)
+        run = round_up(ceil_div(inner.size, ceil_div(inner.size, longest)), 2 * LANES)
         count = ceil_div(inner.size, run)
         last_run = inner.size - (count - 1) * run
         rows = Axis(count, tuple(run * stride for stride in inner.strides))

@@ -29,7 +29,7 @@ def pack(level: str, folder: Path, selection: Sequence[str] = ()) -> None:
     target_folder.mkdir(parents=True, exist_ok=True)
     for unit, content in store.compiled(selection or units.every(), lambda: None):
         path = target_folder / store.file_of(unit)
-        path.write_bytes(cache.sealed(path, content))
+        path.write_bytes(cache.seal(path, content))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...layout import ceil_div, rounded_up
+from ...layout import ceil_div, round_up
 from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
@@ -239,20 +239,20 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
         slots = summing.blocks * (summing.turns if problem.by_row else 1)
     channels, parameters = layout.channel.size, layout.parameters
     count = cut.tasks * own or banks * channels
-    groups = rounded_up(count // problem.per_group * double, ALIGNMENT)
-    numbers = rounded_up(count * double, ALIGNMENT)
-    sums = rounded_up(cut.parts * count * double, ALIGNMENT)
+    groups = round_up(count // problem.per_group * double, ALIGNMENT)
+    numbers = round_up(count * double, ALIGNMENT)
+    sums = round_up(cut.parts * count * double, ALIGNMENT)
     has_gradients = problem.wants_parameters and not problem.forward
-    gradients = rounded_up(slots * parameters * double, ALIGNMENT) if has_gradients else 0
+    gradients = round_up(slots * parameters * double, ALIGNMENT) if has_gradients else 0
     if own and any(step.after & B.DO_OUTPUTS for step in schedule.steps):
         gradients = numbers
     # In float32 arithmetic they have no errors; the chains that add to them may be in their place.
     errors = gradients if problem.arithmetic is dtypes.float64 or keeps_chains(layout) else 0
-    along = rounded_up(parameters * real, ALIGNMENT) if layout.along else 0
+    along = round_up(parameters * real, ALIGNMENT) if layout.along else 0
     of_banks = (groups,) * (B.W_GAIN - B.W_MEAN) + (numbers,) * (B.W_SUM_DY - B.W_GAIN)
     of_parts = (sums,) * (B.W_BIASES - B.W_SUM_DY) + (gradients, errors) * 2
     *starts, of_count, weight, bias, end = accumulate(
-        (*of_banks, *of_parts, rounded_up(3 * double, ALIGNMENT), along, along), initial=0
+        (*of_banks, *of_parts, round_up(3 * double, ALIGNMENT), along, along), initial=0
     )
     fields: _Fields = {
         B.BANKS: banks,

@@ -120,11 +120,11 @@ def find(units: Iterable[str]) -> dict[str, bytes]:
         with suppress(OSError):
             if packaged_level is not None:
                 path = packaged(packaged_level) / file_of(unit)
-                content = folders.unsealed(path, path.read_bytes())
+                content = folders.unseal(path, path.read_bytes())
         with suppress(OSError):
             if content is None:
                 path = _cached(unit)
-                content = folders.unsealed(path, folders.read(path) or b"")
+                content = folders.unseal(path, folders.read(path) or b"")
         if content is not None:
             contents[unit] = content
     return contents
@@ -138,7 +138,7 @@ def keep(unit: str, content: bytes) -> None:
     """
     path = _cached(unit)
     is_new = not path.parent.is_dir()
-    folders.write(path, folders.sealed(path, content))
+    folders.write(path, folders.seal(path, content))
     if is_new:
         _remove_old(path.parent)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import dtypes
-from ...layout import ceil_div, rounded_up
+from ...layout import ceil_div, round_up
 from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
 from .config import (
     ABSENT,
@@ -119,7 +119,7 @@ class Builder:
     def reserve(self, name: str, size: int) -> None:
         """Reserve bytes for one of the arrays in :class:`.config.Work`."""
         self.work = self.work._replace(**{name: self.end})
-        self.end += rounded_up(size, ALIGNMENT)
+        self.end += round_up(size, ALIGNMENT)
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Reserve room for the sums of a number of parts; earlier sums are no longer used."""
