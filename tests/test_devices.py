@@ -375,10 +375,10 @@ def test_the_device_of_a_plan(seen, on_gpu, monkeypatch):
         "allowed: cpu, or another GPU",
         lambda: plan(Array(x.numpy(), 9)),
     )
-    for device in (0, x):
+    for device, name in ((0, "an int"), (x, "a Tensor")):
         refuse(
-            TypeError, f"device: a {type(device).__name__}; allowed: None, a name such as cpu or "
-            "cuda:0, or a torch.device", lambda device=device: plan(spec, device=device),
+            TypeError, f"device: {name}; allowed: None, a name such as cpu or cuda:0, or a "
+            "torch.device", lambda device=device: plan(spec, device=device),
         )  # fmt: skip
 
 

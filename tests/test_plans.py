@@ -285,7 +285,7 @@ def test_errors_of_the_workspace():
     refuse(ValueError, f"workspace: read-only; {allowed}", run_with(bytes(size)))
     gaps = np.zeros((size, 2), np.uint8)[:, 0]
     refuse(ValueError, f"workspace: not contiguous; {allowed}", run_with(gaps))
-    refuse(TypeError, "workspace: a int; allowed: a writable buffer", run_with(4096))
+    refuse(TypeError, "workspace: an int; allowed: a writable buffer", run_with(4096))
     objects = np.empty(size, object)
     refuse(
         TypeError,

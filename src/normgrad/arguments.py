@@ -9,6 +9,7 @@ from typing import Any
 from . import devices, frameworks
 from .contract import Operator, Output, Parameter
 from .tensor import OpenTensor, TensorSpec, naming
+from .unusable import describe
 
 
 def out_tuple(operator: Operator, out: Any) -> Any:
@@ -30,7 +31,7 @@ def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
     """
     allowed = f"allowed: a tuple of {len(outputs)} tensors or Nones"
     if type(out) is not tuple:
-        raise TypeError(f"out: a {type(out).__name__}; {allowed}")
+        raise TypeError(f"out: {describe(out)}; {allowed}")
     if len(out) != len(outputs):
         raise ValueError(f"out: {len(out)} entries; {allowed}")
     return [value if output.is_wanted else None for value, output in zip(out, outputs, strict=True)]

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from .loading import loading
+from .unusable import describe
 
 CPU = "cpu"
 _CUDA = "cuda:"
@@ -73,7 +74,7 @@ def full_name(device: Any) -> str:
     torch = sys.modules.get("torch")
     if not isinstance(device, str) and not isinstance(device, getattr(torch, "device", ())):
         raise TypeError(
-            f"device: a {type(device).__name__}; allowed: None, a name such as cpu or cuda:0, or a "
+            f"device: {describe(device)}; allowed: None, a name such as cpu or cuda:0, or a "
             "torch.device"
         )
     name = str(device)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from . import dtypes, layout
 from .tensor import KINDS, OpenTensor
+from .unusable import describe
 
 _CPU = 1
 _DEVICES = {
@@ -125,7 +126,7 @@ def open_tensor(name: str, producer: Any, device: str, stream: int | None = None
         except TypeError:  # the producer implements a version before 1.0
             capsule = producer.__dlpack__(**reader)
         if type(capsule) is not _Capsule:
-            raise TypeError(f"__dlpack__() returned a {type(capsule).__name__}, not a capsule")
+            raise TypeError(f"__dlpack__() returned {describe(capsule)}, not a capsule")
         tensor, flags = _tensor_in(capsule)
         shape, strides = _axes_of(tensor)
         where = _device(tensor.device_type, tensor.device_id)

@@ -19,6 +19,7 @@ import numpy as np
 from . import devices, dlpack, dtypes, layout, memory, pages
 from .dtypes import DType
 from .tensor import KINDS, OpenTensor, TensorSpec
+from .unusable import describe
 
 
 class Snapshot(NamedTuple):
@@ -233,7 +234,7 @@ class Torch(Framework):
         if type(value).__torch_dispatch__ is not dispatch:
             # Fake, distributed and other wrapping tensors have no memory of their own.
             raise TypeError(
-                f"{name}: a {type(value).__name__} without memory of its own; allowed: {KINDS}"
+                f"{name}: {describe(value)} without memory of its own; allowed: {KINDS}"
             )
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
@@ -435,7 +436,7 @@ def of(name: str, value: Any) -> Framework:
         return of_torch()
     if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
         return _dlpack
-    raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
+    raise TypeError(f"{name}: {describe(value)}; allowed: {KINDS}")
 
 
 def snapshot(tensors: tuple[Any, ...], out: Any) -> Snapshot | None:

@@ -15,6 +15,7 @@ from . import layout, pages
 from .arguments import Arguments
 from .frameworks import Snapshot
 from .tensor import TensorSpec
+from .unusable import describe
 
 
 def usable_size(workspace_size: int, alignment: int) -> int:
@@ -57,7 +58,7 @@ class Place(NamedTuple):
             return
         if address == 0:
             raise TypeError(
-                f"{self.name}: a {type(value).__name__} without memory; allowed: a tensor with data"
+                f"{self.name}: {describe(value)} without memory; allowed: a tensor with data"
             )
         size = self.spec.dtype.itemsize
         if on_gpu and address % size:  # the fault would end all work on the GPU

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from . import dtypes, layout
 from .dtypes import DType
-from .unusable import represent
+from .unusable import describe, represent
 
 #: The tensors that operators take, in messages.
 KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
@@ -163,6 +163,6 @@ class OpenTensor(NamedTuple):
         if isinstance(self.address, int):
             return self.address
         raise TypeError(
-            f"{name}: a {type(self.tensor).__name__} without memory of its own ({self.address}); "
+            f"{name}: {describe(self.tensor)} without memory of its own ({self.address}); "
             f"allowed: {KINDS}"
         )

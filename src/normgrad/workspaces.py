@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import devices, frameworks, memory
+from .unusable import describe
 
 
 def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int, Any]:
@@ -108,7 +109,7 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
     with suppress(TypeError):
         framework = frameworks.of(name, value)
     if framework is None or isinstance(value, np.ndarray):
-        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
+        raise TypeError(f"{name}: {describe(value)}; allowed: {allowed}")
     where = framework.device(name, value)
     if where != device:
         raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
@@ -163,7 +164,7 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
             contiguous = view.c_contiguous
     except (TypeError, ValueError):
         allowed = "a writable buffer" if writing else "a buffer"
-        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
+        raise TypeError(f"{name}: {describe(value)}; allowed: {allowed}") from None
     if holds_objects:
         raise TypeError(f"{name}: a buffer of Python objects; allowed: one of plain bytes")
     if not contiguous or (writing and not writeable):

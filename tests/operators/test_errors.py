@@ -234,10 +234,10 @@ class LooksLikeAnArray:
 
 def test_what_is_no_tensor():
     for thing in ([[1.0]], 3.0, np.float32(3), "x", object(), LooksLikeAnArray(), np.ndarray):
-        name = type(thing).__name__
-        expect("train", TypeError, f"input: a {name}; allowed: {KINDS}", input=thing)
-        expect("train", TypeError, f"weight: a {name}; allowed: {KINDS}", weight=thing)
-        expect("train", TypeError, f"out[0] (grad_input): a {name}; allowed: {KINDS}",
+        name = "an object" if type(thing) is object else f"a {type(thing).__name__}"
+        expect("train", TypeError, f"input: {name}; allowed: {KINDS}", input=thing)
+        expect("train", TypeError, f"weight: {name}; allowed: {KINDS}", weight=thing)
+        expect("train", TypeError, f"out[0] (grad_input): {name}; allowed: {KINDS}",
                out=(thing, None, None))  # fmt: skip
     expect("train", TypeError, "input: None; allowed: a tensor", input=None)
     expect("train", TypeError, "grad_out: None; allowed: a tensor", grad_out=None)
@@ -252,7 +252,7 @@ def test_pretenders():
     good = np.zeros((3, 4, 5), F)
     failures = [
         (Pretender(RuntimeError("no")), "no"),
-        (Pretender(42), "__dlpack__() returned a int, not a capsule"),
+        (Pretender(42), "__dlpack__() returned an int, not a capsule"),
         (Pretender(), "__dlpack__() returned a NoneType, not a capsule"),
     ]
     for pretender, reason in failures:

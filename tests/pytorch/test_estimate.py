@@ -103,6 +103,13 @@ def test_no_gain_is_an_answer(layers, shares, verdict):
     assert text.endswith(f"verdict    no gain expected: {verdict}")
 
 
+def test_norms_that_take_longer_than_their_step_give_no_verdict():
+    """As when another program takes the cores while they are timed."""
+    busy = {"torch.nn.BatchNorm2d": Gain(4, 12.0, 3.0)}
+    verdict = "none: the norms alone took longer than a step; measure on an idle machine"
+    assert str(made(layers=busy)).endswith(f"verdict    {verdict}")
+
+
 def test_noise_and_what_is_left_are_said():
     text = str(made(spread=0.5, left={"a": "mine.GRN: why"}))
     assert "converted  normgrad's: none; left: 1 mine.GRN: why\n" in text
@@ -110,7 +117,7 @@ def test_noise_and_what_is_left_are_said():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match=r"^module: a int; allowed: a torch.nn.Module$"):
+    with pytest.raises(TypeError, match=r"^module: an int; allowed: a torch.nn.Module$"):
         nt.estimate(3)
     with pytest.raises(ValueError, match=r"^module: no result requires gradients; allowed in tr"):
         nt.estimate(torch.nn.BatchNorm1d(4, affine=False), torch.ones(3, 4))

@@ -142,7 +142,7 @@ def test_a_layer_alone_is_returned_anew():
     assert type(nt.revert(made)) is torch.nn.GroupNorm
     made.weight = None
     assert layer.weight is not None
-    with pytest.raises(TypeError, match=r"^module: a int; allowed: a torch.nn.Module$"):
+    with pytest.raises(TypeError, match=r"^module: an int; allowed: a torch.nn.Module$"):
         nt.convert(3)
 
 

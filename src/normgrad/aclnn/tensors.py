@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import frameworks, layout
 from ..dialects import DialectError
 from ..memory import array_at
-from ..unusable import represent
+from ..unusable import describe, represent
 from ..workspaces import Memory
 
 
@@ -318,7 +318,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     if device != "cpu":
         raise ValueError(f"array: on device {device}; allowed: cpu")
     if not framework.is_known:
-        raise TypeError(f"array: a {type(array).__name__}; allowed: an array or a tensor")
+        raise TypeError(f"array: {describe(array)}; allowed: an array or a tensor")
     opened = framework.open("array", array, writing=True)
     itemsize, steps = opened.itemsize, opened.steps
     if any(step % itemsize for step in steps):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..machine import this_machine, version
+from ..unusable import describe
 from . import info, lack, show
 from .files import InputError, blaming, one_of, rewriting
 
@@ -166,5 +167,5 @@ def _model(spec: str) -> None:
             arguments = example if isinstance(example, tuple) else (example,)
             show.print_lines(*str(estimate(model, *arguments)).splitlines())
         case other:
-            text = f"{spec} returns a {type(other).__name__}"
+            text = f"{spec} returns {describe(other)}"
             raise InputError("--model", text, "a model, and a tensor or a tuple of arguments")

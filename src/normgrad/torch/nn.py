@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module
 
+from ..unusable import describe
 from . import collectives, functional, watching
 
 
@@ -62,7 +63,7 @@ class Ours(Module):
     def __prepare_scriptable__(self) -> Any:
         """Refuse torch.jit.script, which calls this method."""
         raise TypeError(
-            f"torch.jit.script: a {type(self).__name__} of normgrad's; allowed: PyTorch's layers: "
+            f"torch.jit.script: {describe(self)} of normgrad's; allowed: PyTorch's layers: "
             "normgrad.torch.revert(model) first"
         )
 
