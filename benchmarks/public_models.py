@@ -7,6 +7,7 @@ library.
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,18 +24,23 @@ def overlaps(boxes, scores, threshold):
     return torch.stack(kept) if kept else rest
 
 
+@cache
+def load_torchvision() -> None:
+    """Import torchvision, which other libraries import, even if its compiled part does not load."""
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # its compiled operators are for another build of PyTorch's
+        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        for operator in ("torchvision::nms", "torchvision::qnms"):
+            torch.library.define(operator, schema)
+            torch.library.impl(operator, "CPU", overlaps)
+        importlib.import_module("torchvision")
+        importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
+
+
 def library(name: str) -> ModuleType:
-    """A library's module, by name; torchvision also where its compiled part does not load."""
-    if name.startswith("torchvision"):
-        try:
-            importlib.import_module("torchvision")
-        except RuntimeError:  # its compiled operators are for another build of PyTorch's
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            for operator in ("torchvision::nms", "torchvision::qnms"):
-                torch.library.define(operator, schema)
-                torch.library.impl(operator, "CPU", overlaps)
-            importlib.import_module("torchvision")
-            importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
+    """A library's module, by name."""
+    load_torchvision()
     return importlib.import_module(name)
 
 

@@ -11,5 +11,5 @@ import public_models
 @pytest.fixture(scope="session")
 def library():
     """The libraries' modules, by name."""
-    public_models.library("torchvision")
+    public_models.load_torchvision()
     return public_models.library
