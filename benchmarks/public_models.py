@@ -183,6 +183,11 @@ class Public(NamedTuple):
     left: int = 0
     example: Any = images()
 
+    def arguments(self, model: torch.nn.Module) -> tuple[Any, dict[str, Any]]:
+        """The arguments of a step, by position and by name."""
+        example = self.example(model)
+        return ((), example) if isinstance(example, dict) else (example, {})
+
 
 def yolo(library):
     """A detector of ultralytics by its description; while training it gives its head's tensors."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import models
 import public_models
@@ -47,26 +48,21 @@ def example(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(1000, shape) if len(shape) == 2 else torch.randn(shape)
 
 
-def worth() -> None:
-    """Print the table of steps."""
-    estimating.STEP_SECONDS = SECONDS
-    print("| model | input | step, PyTorch's | norms' share | predicted | measured | spread |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+def kinds() -> None:
+    """Print the table of steps of the models by kind."""
+    print_header("model | input")
     for kind, (make, shape) in KINDS.items():
-        print(row(f"{kind} | {shape}", nt.estimate(make(), example(shape))), flush=True)
+        print_row(f"{kind} | {shape}", SECONDS, make(), example(shape))
 
 
 def public() -> None:
     """Print the table of steps of public models."""
-    estimating.STEP_SECONDS = PUBLIC_SECONDS
-    print("| model | step, PyTorch's | norms' share | predicted | measured | spread |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, (build, _, _, arguments) in public_models.MODELS.items():
+    print_header("model")
+    for name, tried in public_models.MODELS.items():
         torch.manual_seed(0)
-        model = build(public_models.library)
-        given = pytree.tree_map_only(torch.Tensor, in_float32, arguments(model))
-        positional, named = ((), given) if isinstance(given, dict) else (given, {})
-        print(row(name, nt.estimate(model, *positional, **named)), flush=True)
+        model = tried.build(public_models.library)
+        arguments = pytree.tree_map_only(torch.Tensor, in_float32, tried.arguments(model))
+        print_row(name, PUBLIC_SECONDS, model, *arguments[0], **arguments[1])
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,11 +70,20 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def row(head: str, estimate: estimating.Estimate) -> str:
-    """A model's row: the estimate by its norms alone beside its steps."""
+def print_header(names: str) -> None:
+    """Print the table's header, which begins with the columns that name a model."""
+    print(f"| {names} | step, PyTorch's | norms' share | predicted | measured | spread |")
+    print(f"|{' --- |' * len(names.split(' | '))}{' ---: |' * 5}")
+
+
+def print_row(names: str, seconds: float, model: nn.Module, *example: Any, **named: Any) -> None:
+    """Print a model's row: the estimate by its norms alone beside its steps."""
+    estimating.STEP_SECONDS = seconds
+    estimate = nt.estimate(model, *example, **named)
     stock = f"{estimate.stock * 1e3:.{0 if estimate.stock >= 0.01 else 1}f} ms"
     cells = f"{1 / (1 - estimate.gain):.2f} | {estimate.stock / estimate.converted:.2f}"
-    return f"| {head} | {stock} | {estimate.share:.0%} | {cells} | {estimate.spread:.0%} |"
+    line = f"| {names} | {stock} | {estimate.share:.0%} | {cells} | {estimate.spread:.0%} |"
+    print(line, flush=True)
 
 
 def activations() -> None:
@@ -109,4 +114,4 @@ if __name__ == "__main__":
     numbers = [word for word in words if word.isdecimal()]
     torch.set_num_threads(int(numbers[0]) if numbers else 2)
     tables = {"activations": activations, "public": public}
-    next((table for name, table in tables.items() if name in words), worth)()
+    next((table for name, table in tables.items() if name in words), kinds)()

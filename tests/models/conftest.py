@@ -11,5 +11,4 @@ import public_models
 @pytest.fixture(scope="session")
 def library():
     """The libraries' modules, by name."""
-    public_models.load_torchvision()
     return public_models.library

@@ -36,12 +36,11 @@ def tensors(output):
     return [tensor for part in parts for tensor in tensors(part)]
 
 
-def step(model, example, training):
+def step(model, tried, training):
     """Outputs, gradients and buffers."""
     model.train(training).zero_grad()
     torch.manual_seed(1)
-    given = example(model)
-    positional, named = ((), given) if isinstance(given, dict) else (given, {})
+    positional, named = tried.arguments(model)
     torch.manual_seed(2)  # of dropout, and of the boxes that a detector samples
     # torchvision compiles a function of its own.
     with torch.compiler.set_stance("force_eager"), InFloat64():
@@ -78,7 +77,7 @@ def test_models_compute_what_they_did(name, library):
     assert any("normgrad" in str(each.message) for each in caught) == bool(tried.left)
     found = []
     for training in (True, False):
-        results = (step(model, tried.example, training) for model in (ours, theirs))
+        results = (step(model, tried, training) for model in (ours, theirs))
         found.append(difference(*results))
         assert found[-1] < 1e-8
     kinds = [type(layer) for layer in theirs.modules()]
