@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,6 +62,14 @@ def write(path: Path, content: bytes) -> None:
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
     with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
+
+
+def digest_of(files: Iterable[Path], more: bytes = b"") -> str:
+    """A digest of some bytes and of files' contents, in this order."""
+    digest = hashlib.sha256(more)
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def seal(path: Path, content: bytes) -> bytes:

@@ -7,7 +7,6 @@ once, into the cache folder.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shlex
@@ -50,10 +49,8 @@ def path() -> Path:
 
     It raises a PackageNotFoundError if PyTorch is not installed.
     """
-    digest = hashlib.sha256(repr(_flags()).encode())
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    name = f"{_prefix()}{digest.hexdigest()[:16]}.so"
+    digest = cache.digest_of(sorted(_SOURCES.iterdir()), repr(_flags()).encode())
+    name = f"{_prefix()}{digest[:16]}.so"
     packaged = PACKAGED / name
     return packaged if packaged.exists() else cache.folder() / cache.TORCH / name
 

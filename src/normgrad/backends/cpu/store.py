@@ -61,10 +61,8 @@ _reported: set[str] = set()
 @cache
 def sources() -> str:
     """A digest of everything the kernels are compiled from."""
-    digest = hashlib.sha256()
-    for path in (*sorted(FOLDER.glob("*.py")), *(FOLDER.parents[1] / name for name in _SHARED)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    shared = (FOLDER.parents[1] / name for name in _SHARED)
+    return folders.digest_of((*sorted(FOLDER.glob("*.py")), *shared))
 
 
 @cache
