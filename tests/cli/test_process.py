@@ -86,6 +86,7 @@ def test_without_the_extra(absent, named):
 
 @pytest.mark.parametrize("command", ["run", "warmup", "verify", "bench"])
 def test_without_a_compiler(batch_norm, tmp_path, command):
+    """The error comes before any work, of which lines of progress would tell."""
     file, out = batch_norm.save(tmp_path / "layer.npz"), tmp_path / "out.npz"
     arguments = {
         "run": (file, "-o", out),
@@ -95,7 +96,8 @@ def test_without_a_compiler(batch_norm, tmp_path, command):
     if command == "bench":
         pytest.importorskip("torch")
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "NORMGRAD_BACKEND": "cpu"}
-    result = normgrad_process(command, *arguments.get(command, ()), env=environment)
+    always = f"from normgrad.cli import show; show.EVERY = 0; {MAIN}"
+    result = normgrad_process(command, *arguments.get(command, ()), code=always, env=environment)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
         "normgrad: NUMBA_DISABLE_JIT: 1, with which Numba compiles no kernels; allowed: 0, or "

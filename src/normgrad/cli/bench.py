@@ -69,6 +69,7 @@ def bench(
     most = this_machine().cores
     if threads is not None and threads > most:
         raise InputError("--threads", str(threads), f"1 to {most}, this process's cores")
+    info.check_settings()
     if model is not None:
         _model(model)
         return
