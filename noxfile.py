@@ -124,7 +124,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documents' site, in build/site; a warning is an error."""
-    session.install("-r", "requirements/docs.txt")
+    # The linters' ruff sets the signatures.
+    session.install("-r", "requirements/docs.txt", "-r", "requirements/lint.txt")
     session.run("mkdocs", "build", "--strict")
 
 

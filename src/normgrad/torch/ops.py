@@ -23,7 +23,7 @@ from .kernels import FAKES, KERNELS
 from .schemas import NAMESPACE, SCHEMAS, overload
 from .watching import hide_from_dynamo
 
-__all__ = [*SCHEMAS]
+__all__ = list(SCHEMAS)
 
 #: The library object that keeps the operators registered.
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
