@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -18,6 +19,9 @@ from typing import Any
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links
+
+import normgrad
+from normgrad.operators.by_name import PLANNED
 
 pytestmark = pytest.mark.every_case
 
@@ -211,6 +215,18 @@ def test_the_page_of_files_is_of_today():
     for path in files.PACKAGE.rglob("*.py"):
         if path.name != "__init__.py" or path.read_text("utf-8").strip():
             assert files.sentence(path), path
+
+
+def test_the_reference_has_every_operator():
+    """And every result; the docstring of plan has the operators' names."""
+    text = (ROOT / "docs" / "reference" / "operators.md").read_text("utf-8")
+    results = {name for name in normgrad.__all__ if hasattr(getattr(normgrad, name), "_fields")}
+    shown = re.findall(r"^::: (\S+)$(?:\n    options:\n      heading: (\S+)$)?", text, re.M)
+    assert {heading or name for name, heading in shown} == {
+        f"normgrad.{name}" for name in PLANNED.keys() | results
+    }
+    arguments = inspect.getdoc(normgrad.plan).partition("Args:")[2].partition("arguments:")[0]
+    assert set(re.findall(r'"(\w+)"', arguments)) == PLANNED.keys()
 
 
 def test_features_of_pytorch_have_the_tests_that_are_named():
