@@ -326,8 +326,8 @@ def gains(runs: Sequence[tuple[Results, Table | None, Path]]) -> str:
                     if is_large == (row.case.elements >= targets.LARGE_LAYER)
                 ]
                 line.append(_range(some))
-    dates = sorted({found.facts["date"][:10] for found, _, _ in runs})
-    return f"{table}\n\nMeasured on {' and '.join(dates)}, in float32 and bfloat16."
+    dates = (f"{found.device} on {found.facts['date'][:10]}" for found, _, _ in runs)
+    return f"{table}\n\nMeasured in float32 and bfloat16: {', '.join(dates)}."
 
 
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:

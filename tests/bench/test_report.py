@@ -137,7 +137,7 @@ def test_the_table_of_the_readme(row, request):
     assert lines[6] == "| RMS norm, from 2¹⁵ elements | 2.0 (1.0–4.0) | – |"
     assert lines[7] == "| BatchNorm2d, smaller | – | 1.3 (1.1–1.5) |"
     assert lines[9] == "| training step of resnet18 (batch norm) | 0.50 | – |"
-    assert lines[-1].startswith(f"Measured on {found.facts['date'][:10]}, ")
+    assert lines[-1].endswith(f": {device} on {found.facts['date'][:10]}.")
 
 
 def test_the_readme(checkout):
