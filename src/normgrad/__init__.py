@@ -1,4 +1,4 @@
-"""The gradients of normalisation layers: exact, fast and portable."""
+"""Normalisation layers, forward and backward, within a stated error bound."""
 
 from __future__ import annotations
 

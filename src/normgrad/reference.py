@@ -1,14 +1,15 @@
 """The oracle: the operators' formulas in plain float64 NumPy.
 
 For float64 tensors they are computed in longdouble, if that is wider on the platform. Each
-function takes NumPy arrays (any strides, any of the dtypes) and returns the exact value and the
+function takes NumPy arrays (any strides, any of the dtypes) and returns the value and the
 *scale* of each output, by name. The scale is the same formula with every term replaced by its
 absolute value; (x − μ) counts as one term, and a sum becomes the sum of absolute values. Error
 bounds are multiples of the scale; see :mod:`normgrad.precision`.
 
 Inputs are rounded as the operators round them: with float32 or half-precision tensors, a float64
-per-channel value is rounded to float32 first. Statistics that a gradient computes itself are not
-rounded.
+per-channel value is rounded to float32 first. So are the statistics of a forward pass before its
+output is computed from them: that output is not the one of the exact statistics. Statistics that a
+gradient computes itself are not rounded.
 """
 
 from __future__ import annotations

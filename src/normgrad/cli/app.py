@@ -68,7 +68,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="The gradients of normalisation layers: exact, fast and portable.",
+    help="Normalisation layers, forward and backward, within a stated error bound.",
 )
 
 

@@ -1,7 +1,7 @@
 """Layers of PyTorch under test: a module's output, and its gradients through autograd.
 
-The formula is that of :mod:`normgrad.reference`, but statistics are exact where an operator's are
-rounded, since a module returns none. A module's mean may be rounded, so the scale of x − mean is
+The formula is that of :mod:`normgrad.reference`, but statistics are not rounded where an operator's
+are, since a module returns none. A module's mean may be rounded, so the scale of x − mean is
 |x| + |mean|.
 """
 

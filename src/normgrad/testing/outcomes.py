@@ -169,7 +169,7 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
             beyond.append(
                 # 17 digits near 1, lest it read "1 of the bound", which is allowed.
                 f"{name}: {largest:.{3 if largest >= 1.01 else 17}g} of the bound at "
-                f"{tuple(map(int, place))}: {value[place]}, exactly "
+                f"{tuple(map(int, place))}: {value[place]}, expected "
                 f"{exact[name].value[place]:.{digits}g}"
             )
     verdict = Verdict.BROKEN if beyond else Verdict.MET
