@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
 from layer_pairs import InFloat64  # noqa: E402 - it imports torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - torch may be absent
 
 F = torch.nn.functional
 SIZE = 6
@@ -329,6 +330,35 @@ def test_nothing_changes_by_trying():
     assert torch.equal(torch.get_rng_state(), seed)
     assert torch.equal(layer.weight, state["weight"])
     assert layer.weight.grad is None
+
+
+class Refusing(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ != "__get__":
+            raise RuntimeError("not in this mode")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, Refusing])
+def test_modes_do_not_change_what_is_found(mode):
+    class Untried(GemmaRMSNorm):
+        """A class of which no layer is known."""
+
+    class Calling(torch.nn.Module):
+        """Of which the trials show that it calls PyTorch's function."""
+
+        def forward(self, x):
+            return F.layer_norm(x, x.shape[-1:])
+
+    Calling.__name__ = "CallingNorm"
+    layers = Untried(), Calling()
+    with mode():
+        for layer in layers:
+            assert isinstance(nt.convert(layer), nt.nn.Ours)
+    if mode is FakeTensorMode:
+        with mode():
+            assert isinstance(nt.convert(Untried()), nt.nn.Ours)
+    assert isinstance(nt.convert(Untried()), nt.nn.Ours)
 
 
 def test_layers_on_the_meta_device_are_found():
