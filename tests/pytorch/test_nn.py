@@ -203,6 +203,23 @@ def test_shared_parameters_stay_shared():
     assert both[0] is not both[1]
 
 
+LAYERS = [
+    name
+    for name, layer in vars(nt.nn).items()
+    if isinstance(layer, type) and issubclass(layer, nt.nn.Ours) and hasattr(torch.nn, name)
+]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_names_are_pytorch_s_or_have_a_prefix(name):
+    """A subclass may have any other name for itself."""
+    arguments = (2, 4) if name == "GroupNorm" else (4,)
+    theirs, ours = (getattr(module, name)(*arguments) for module in (torch.nn, nt.nn))
+    own = {each for each in {*dir(ours)} - {*dir(theirs)} if not each.startswith("__")}
+    assert own
+    assert all(each.startswith("_normgrad_") for each in own), own
+
+
 def test_copies_and_pickles():
     x = torch.randn(5, 3, 6, 6)
     layers = model()
