@@ -133,7 +133,8 @@ def is_norm(layer: Module) -> bool:
     """
     if isinstance(layer, _NORMS):
         return True
-    if _NAMED.search(type(layer).__name__) is None:
+    is_scripted = isinstance(layer, torch.jit.ScriptModule)
+    if _NAMED.search(layer.original_name if is_scripted else type(layer).__name__) is None:
         return False
     parts = [*layer.modules()][1:]
     if any(map(is_norm, parts)):
@@ -143,6 +144,8 @@ def is_norm(layer: Module) -> bool:
 
 def class_of(layer: Module) -> type[Module] | str:
     """The class that replaces a layer's class, or the reason why the layer cannot be converted."""
+    if isinstance(layer, torch.jit.ScriptModule):
+        return "TorchScript has compiled it; convert before torch.jit scripts or traces it"
     if is_parametrized(layer):
         return "it is parametrized"
     kind = type(layer)
@@ -169,7 +172,7 @@ def _keys(kind: type[Module]) -> set[type[Module] | str]:
 
 def _functions_named(kind: type[Module]) -> set[str]:
     """PyTorch's functions of norms that the code of a class's ``forward`` names."""
-    return _NAMES & _names_in(kind.forward)
+    return _NAMES & _names_in(getattr(kind, "forward", None))
 
 
 def _names_in(function: Any) -> set[str]:
