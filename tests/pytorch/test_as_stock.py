@@ -200,3 +200,27 @@ def test_statistics_made_in_inference_mode():
                 layer(Case("BatchNorm2d", True, False, True, False).input())
             found.append([*layer.buffers()])
         torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("changed", ["input", "weight"])
+def test_rms_norm_saves_a_copy_of_its_input_where_pytorch_does(dtype, changed):
+    """In 16 bits, which PyTorch computes in float32."""
+    outcomes = []
+    for module in (torch.nn, nt.nn):
+        found = []
+        for change in (0, 1):
+            layer = module.RMSNorm(5, dtype=dtype)
+            x = torch.linspace(-1, 2, 30).reshape(6, 5).to(dtype).requires_grad_()
+            given = x * 1
+            loss = weighted(layer(given))
+            if change:
+                with torch.no_grad():
+                    {"input": given, "weight": layer.weight}[changed].add_(1)
+            found.append(gradients(loss, [x, layer.weight]))
+        outcomes.append(found)
+    (_, theirs), (expected, ours) = outcomes
+    if isinstance(theirs, str):
+        assert ours == theirs
+    else:
+        assert all(map(torch.equal, ours, expected))

@@ -7,6 +7,9 @@ import pickle
 import subprocess
 import sys
 import warnings
+import weakref
+from functools import partial
+from typing import ClassVar
 
 import pytest
 
@@ -149,6 +152,227 @@ def test_pickles(monkeypatch):
         other = pickle.loads(pickle.dumps(ours))
         assert type(other) is type(ours)
         torch.testing.assert_close(other(data()), ours(data()))
+
+
+class Keeping(torch.nn.Module):
+    """A model that keeps its norms outside its modules too, and calls them there."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.plain, self.scaled = torch.nn.BatchNorm2d(4), Scaled(4)
+        self.kept = keep([self.plain, self.scaled])
+
+    def forward(self, x):
+        return self.kept(x)
+
+
+def in_order(x, layers):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+class Holder:
+    """An object of a class of the user's."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, layers):
+        self.layers = layers
+
+
+def in_object(layers):
+    holder = Holder(layers)
+    return lambda x: in_order(x, holder.layers)
+
+
+def hooked(layers):
+    """The second norm in a hook of an identity."""
+    identity = torch.nn.Identity()
+    identity.register_forward_hook(lambda _, args, y: layers[1](layers[0](y)))
+    return identity
+
+
+def in_dictionary(layers):
+    nested = {"norms": ({"first": layers[0]}, [[layers[1]]])}
+    return lambda x: nested["norms"][1][0][0](nested["norms"][0]["first"](x))
+
+
+def in_weak_references(layers):
+    references = [*map(weakref.ref, layers)]
+    return lambda x: in_order(x, [reference() for reference in references])
+
+
+KEEPERS = {
+    "list": lambda layers: partial(in_order, layers=layers),
+    "dictionary": in_dictionary,
+    "closure": lambda layers: lambda x: layers[1](layers[0](x)),
+    "partials": lambda layers: partial(in_order, layers=[partial(layer) for layer in layers]),
+    "bound methods": lambda layers: partial(in_order, layers=[each.forward for each in layers]),
+    "bound calls": lambda layers: partial(in_order, layers=[each.__call__ for each in layers]),
+    "object": in_object,
+    "hook": hooked,
+    "weak references": in_weak_references,
+}
+
+
+@pytest.mark.parametrize("how", KEEPERS)
+def test_references_stay_valid(how):
+    """Wherever a model keeps its norms, their training mode and running statistics are theirs."""
+    theirs, ours = (Keeping(KEEPERS[how]).double() for _ in range(2))
+    layers = [ours.plain, ours.scaled]
+    nt.convert(ours)
+    assert [ours.plain, ours.scaled] == layers
+    assert all(isinstance(layer, nt.nn.Ours) for layer in layers)
+    for change in (lambda model: model, nt.revert, nt.convert, nt.revert):
+        change(ours)
+        for training in (True, False):
+            results = [step(model.train(training), data()) for model in (ours, theirs)]
+            torch.testing.assert_close(*results)
+    assert [type(layer) for layer in layers] == [torch.nn.BatchNorm2d, Scaled]
+
+
+def test_bound_methods_outlive_a_conversion_back():
+    for kind in (*KINDS, torch.nn.GroupNorm):
+        layer = kind(2, 4) if kind is torch.nn.GroupNorm else kind(4)
+        model = nt.convert(torch.nn.Sequential(layer.double()))
+        forward = layer.forward
+        expected = model(data())
+        nt.revert(model)
+        torch.testing.assert_close(forward(data()), expected)
+
+
+def test_layers_that_are_compiled_in_place_stay_compiled():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph
+
+    theirs, ours = (torch.nn.Sequential(Scaled(4)) for _ in range(2))
+    ours[0].compile(backend=backend)
+    x = data().detach().float()
+    for model in (ours, theirs):
+        model(x)
+    assert len(graphs) == 1
+    nt.convert(ours)
+    for training in (False, True, False):
+        torch.testing.assert_close(ours.train(training)(x), theirs.train(training)(x))
+    assert ["normgrad" in graph for graph in graphs] == [False, True, True]
+
+
+def test_a_layer_with_slots_and_a_setattr_of_its_own():
+    class Frozen(torch.nn.LayerNorm):
+        __slots__ = ("shift",)
+
+        def __setattr__(self, name, value):
+            if name == "__class__":
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+        def forward(self, x):
+            return super().forward(x) + self.shift
+
+    model = torch.nn.Sequential(Frozen(4))
+    object.__setattr__(model[0], "shift", 3.0)
+    x = torch.randn(2, 4)
+    expected = model(x)
+    assert isinstance(nt.convert(model)[0], nt.nn.Ours)
+    torch.testing.assert_close(model(x), expected)
+    assert type(nt.revert(model)[0]) is Frozen
+
+
+def test_nothing_is_changed_after_an_error():
+    class Unready(torch.nn.Module):
+        def __getattr__(self, name):
+            raise RuntimeError("not ready")
+
+    def until_the_last(name, layer):
+        if name == "2":
+            raise RuntimeError("not ready")
+        return True
+
+    for layer, only in ((Unready(), None), (torch.nn.LayerNorm(4), until_the_last)):
+        model = torch.nn.Sequential(torch.nn.BatchNorm2d(4), layer, torch.nn.BatchNorm2d(4))
+        with pytest.raises(RuntimeError, match=r"^not ready$"):
+            nt.convert(model, only)
+        assert [type(each) for each in model] == [
+            torch.nn.BatchNorm2d, type(layer), torch.nn.BatchNorm2d
+        ]  # fmt: skip
+
+
+def test_classes_do_not_see_their_subclass():
+    class Registered(torch.nn.LayerNorm):
+        known: ClassVar = {}
+
+        def __init_subclass__(cls, key, **kwargs):
+            super().__init_subclass__(**kwargs)
+            Registered.known[key] = Registered.known[cls.__name__] = cls
+
+    class Mine(Registered, key="mine"):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    theirs = torch.nn.Sequential(Mine(4), torch.nn.BatchNorm1d(4))
+    ours = nt.convert(copy.deepcopy(theirs))
+    assert all(isinstance(layer, nt.nn.Ours) for layer in ours)
+    assert Registered.known == {"mine": Mine, "Mine": Mine}
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_classes_that_take_no_subclass_are_left():
+    class Keyed(type):
+        def __new__(cls, name, bases, namespace, *, key):
+            return super().__new__(cls, name, bases, namespace)
+
+        def __init__(cls, name, bases, namespace, *, key):
+            super().__init__(name, bases, namespace)
+
+    class Mine(torch.nn.LayerNorm, metaclass=Keyed, key="mine"):
+        pass
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), Mine(4), torch.nn.BatchNorm1d(4))
+    with pytest.warns(UserWarning, match="no subclass of its class can be made: .*'key'"):
+        nt.convert(model)
+    assert [isinstance(layer, nt.nn.Ours) for layer in model] == [True, False, True]
+
+
+#: Names that a class might have for itself, and that normgrad's layers must not need.
+NAMES = [
+    "_affine", "_compute", "_cumulative_norm", "_key", "_norm", "_tensors", "compute", "join",
+    "replaces",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "base", [torch.nn.BatchNorm2d, torch.nn.InstanceNorm2d, torch.nn.LayerNorm]
+)
+def test_names_of_a_subclass_are_its_own(base, name):
+    """As a method, as a class's attribute, and as a child."""
+
+    class Method(base):
+        def forward(self, x):
+            return super().forward(x) + getattr(self, name)(x)
+
+    class Child(Method):
+        def __init__(self, size):
+            super().__init__(size)
+            setattr(self, name, torch.nn.Softplus())
+
+    class Attribute(base):
+        def forward(self, x):
+            return super().forward(x) + getattr(self, name)
+
+    setattr(Method, name, lambda self, x: 2 * x)
+    setattr(Attribute, name, 3)
+    for kind in (Method, Child, Attribute):
+        theirs = kind(6 if base is torch.nn.LayerNorm else 4).double().eval()
+        ours = nt.convert(copy.deepcopy(theirs))
+        assert isinstance(ours, nt.nn.Ours)
+        torch.testing.assert_close(ours(data()), theirs(data()))
+        assert type(nt.revert(ours)) is kind
 
 
 class ByItself(torch.nn.BatchNorm2d):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
 from layer_pairs import InFloat64  # noqa: E402 - it imports torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - torch may be absent
 
 F = torch.nn.functional
 SIZE = 6
@@ -329,6 +331,65 @@ def test_nothing_changes_by_trying():
     assert torch.equal(torch.get_rng_state(), seed)
     assert torch.equal(layer.weight, state["weight"])
     assert layer.weight.grad is None
+
+
+class Refusing(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ != "__get__":
+            raise RuntimeError("not in this mode")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, Refusing])
+def test_modes_do_not_change_what_is_found(mode):
+    class Untried(GemmaRMSNorm):
+        """A class of which no layer is known."""
+
+    class Calling(torch.nn.Module):
+        """Of which the trials show that it calls PyTorch's function."""
+
+        def forward(self, x):
+            return F.layer_norm(x, x.shape[-1:])
+
+    Calling.__name__ = "CallingNorm"
+    layers = Untried(), Calling()
+    with mode():
+        for layer in layers:
+            assert isinstance(nt.convert(layer), nt.nn.Ours)
+    if mode is FakeTensorMode:
+        with mode():
+            assert isinstance(nt.convert(Untried()), nt.nn.Ours)
+    assert isinstance(nt.convert(Untried()), nt.nn.Ours)
+
+
+def gradients_after_change(layer, x, change):
+    """The gradients of a layer whose input changes in place before the backward pass."""
+    leaves = [each for each in (x, *layer.parameters()) if each.requires_grad]
+    given = x * 1
+    y = layer(given)
+    with torch.no_grad():
+        given.add_(change)
+    weights = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
+    return torch.autograd.grad((y * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("of_input", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_may_change_where_the_class_saves_none(kind, of_input):
+    """As in a residual connection in place; the gradients are those of the old input."""
+    of_weights = {of_input, torch.float32, torch.bfloat16}
+    for of_weight, for_input in itertools.product(of_weights, (True, False)):
+        theirs, ours = pair(kind, of_weight)
+        x = data(kind, of_input).detach().requires_grad_(for_input)
+        if not (for_input or [*theirs.parameters()]):
+            continue
+        try:
+            gradients_after_change(theirs, x, 1)
+        except RuntimeError:  # it has saved its input, or takes no mixtures
+            continue
+        found = gradients_after_change(ours, x, 1)
+        for one, other in zip(found, gradients_after_change(ours, x, 0), strict=True):
+            assert torch.equal(one, other), (of_weight, for_input)
 
 
 def test_layers_on_the_meta_device_are_found():

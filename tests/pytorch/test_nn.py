@@ -162,28 +162,60 @@ def scripted(kind):
         return torch.jit.freeze(made) if kind == "freeze" else made
 
 
-@pytest.mark.parametrize("kind", ["script", "trace", "load", "freeze"])
+KINDS_OF_SCRIPTS = ["script", "trace", "load", "freeze"]
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_SCRIPTS)
 @pytest.mark.parametrize("change", [nt.convert, nt.revert, nt.convert_sync_batchnorm])
 def test_torchscript_is_refused(change, kind):
-    """Its layers cannot be replaced. Nothing else is, before that is found out."""
-    model = scripted(kind)
+    """Its layers cannot be converted."""
     name = "TopLevelTracedModule" if kind == "trace" else "RecursiveScriptModule"
-    wrong = (
-        f"is a {name}, code of TorchScript's; allowed: modules in Python, before torch.jit scripts "
-        "or traces them"
+    with pytest.raises(TypeError) as caught:
+        change(scripted(kind))
+    assert str(caught.value) == (
+        f"module: it is a {name}, code of TorchScript's; allowed: modules in Python, before "
+        "torch.jit scripts or traces them"
     )
-    with pytest.raises(TypeError) as caught:
-        change(model)
-    assert str(caught.value) == f"module: it {wrong}"
 
-    norms = [torch.nn.BatchNorm2d(3), nt.nn.BatchNorm2d(3)]
-    deep = torch.nn.Sequential(torch.nn.ReLU(), model)
-    whole = torch.nn.Sequential(*norms, deep, torch.nn.GroupNorm(2, 4))
-    layers = list(whole.modules())
-    with pytest.raises(TypeError) as caught:
-        change(whole)
-    assert str(caught.value) == f"module: 2.1 {wrong}"
-    assert all(a is b for a, b in zip(whole.modules(), layers, strict=True))
+
+@pytest.mark.parametrize("kind", KINDS_OF_SCRIPTS)
+def test_children_of_torchscript_stay(kind):
+    """The rest of the model is converted; a norm inside is named, unless it is folded away."""
+    child = scripted(kind)
+    whole = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Sequential(child)).eval()
+    x = torch.randn(2, 3, 4, 5)
+    expected = whole(x)
+    reason = "TorchScript has compiled it; convert before torch.jit scripts or traces it"
+    if kind == "freeze":
+        nt.convert(whole)
+    else:
+        with pytest.warns(UserWarning, match=reason):
+            nt.convert(whole)
+    assert type(whole[0]) is nt.nn.BatchNorm2d
+    assert whole[1][0] is child
+    done = nt.converted(whole)
+    assert done.layers == {"torch.nn.BatchNorm2d": 1}
+    assert [*done.left] == ([] if kind == "freeze" else ["1.0.1"])
+    torch.testing.assert_close(whole(x), expected)
+    assert type(nt.convert_sync_batchnorm(whole)[0]) is nt.nn.SyncBatchNorm
+    assert type(nt.revert(whole)[0]) is torch.nn.SyncBatchNorm
+
+
+def test_a_scripted_norm_is_left_though_it_is_asked_for():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # all of torch.jit
+        whole = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.jit.script(torch.nn.ReLU()))
+        whole.append(torch.jit.script(torch.nn.LayerNorm(3)))
+    nt.convert(whole, only="0")
+    assert type(whole[0]) is nt.nn.BatchNorm1d
+    x = torch.randn(2, 3)
+    nt.warmup(whole, x)
+    assert nt.estimate(whole, x).conversion == nt.converted(whole)
+    assert all(each.grad is None for each in whole.parameters())
+    with pytest.warns(UserWarning, match="TorchScript has compiled it"):
+        nt.convert(whole, only="2")
+    with pytest.raises(ValueError, match="'1' matches no norm layer"):
+        nt.convert(whole, only="1")
 
 
 def test_lazy_layers_stay():
@@ -201,6 +233,23 @@ def test_shared_parameters_stay_shared():
     both = nt.convert(torch.nn.Sequential(one, two))
     assert both[0].weight is both[1].weight
     assert both[0] is not both[1]
+
+
+LAYERS = [
+    name
+    for name, layer in vars(nt.nn).items()
+    if isinstance(layer, type) and issubclass(layer, nt.nn.Ours) and hasattr(torch.nn, name)
+]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_names_are_pytorch_s_or_have_a_prefix(name):
+    """A subclass may have any other name for itself."""
+    arguments = (2, 4) if name == "GroupNorm" else (4,)
+    theirs, ours = (getattr(module, name)(*arguments) for module in (torch.nn, nt.nn))
+    own = {each for each in {*dir(ours)} - {*dir(theirs)} if not each.startswith("__")}
+    assert own
+    assert all(each.startswith("_normgrad_") for each in own), own
 
 
 def test_copies_and_pickles():

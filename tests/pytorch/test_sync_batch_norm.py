@@ -406,13 +406,14 @@ def test_conversion(make):
         "SyncBatchNorm", "SyncBatchNorm", "SyncBatchNorm", "SyncBatchNorm", "GroupNorm",
         "LazyBatchNorm2d", "InstanceNorm2d",
     ]  # fmt: skip
-    assert model[0] is model[2][0]
+    assert model[0] is model[2][0] is shared
     kept = [model[0].weight, model[1].weight, model[2][1].weight]
     assert all(a is b for a, b in zip(weights, kept, strict=True))
-    root = make(shared)
+    alone = torch.nn.BatchNorm2d(4)
+    root = make(alone)
     assert type(root) is nt.nn.SyncBatchNorm
-    assert root.weight is shared.weight
-    assert type(shared) is torch.nn.BatchNorm2d
+    assert root.weight is alone.weight
+    assert type(alone) is torch.nn.BatchNorm2d
     assert nt.revert(model) is model
     assert type(model[0]) is torch.nn.SyncBatchNorm
 

@@ -33,7 +33,7 @@ LAYERS: dict[type[Module], type[Module]] = {
     if isinstance(ours, type) and ours.__module__ == nn.__name__ and hasattr(torch.nn, name)
 }
 for _theirs, _ours in LAYERS.items():
-    _ours.replaces = _theirs
+    _ours._normgrad_replaces = _theirs
 
 #: The names of PyTorch's functions that a subclass may call, and the functions that replace them.
 _NAMES = {"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"}
@@ -133,7 +133,8 @@ def is_norm(layer: Module) -> bool:
     """
     if isinstance(layer, _NORMS):
         return True
-    if _NAMED.search(type(layer).__name__) is None:
+    is_scripted = isinstance(layer, torch.jit.ScriptModule)
+    if _NAMED.search(layer.original_name if is_scripted else type(layer).__name__) is None:
         return False
     parts = [*layer.modules()][1:]
     if any(map(is_norm, parts)):
@@ -143,6 +144,8 @@ def is_norm(layer: Module) -> bool:
 
 def class_of(layer: Module) -> type[Module] | str:
     """The class that replaces a layer's class, or the reason why the layer cannot be converted."""
+    if isinstance(layer, torch.jit.ScriptModule):
+        return "TorchScript has compiled it; convert before torch.jit scripts or traces it"
     if is_parametrized(layer):
         return "it is parametrized"
     kind = type(layer)
@@ -169,7 +172,7 @@ def _keys(kind: type[Module]) -> set[type[Module] | str]:
 
 def _functions_named(kind: type[Module]) -> set[str]:
     """PyTorch's functions of norms that the code of a class's ``forward`` names."""
-    return _NAMES & _names_in(kind.forward)
+    return _NAMES & _names_in(getattr(kind, "forward", None))
 
 
 def _names_in(function: Any) -> set[str]:
@@ -230,13 +233,27 @@ def _by_formula(theirs: Any, formula: families.Formula) -> Callable[..., Any]:
     return forward
 
 
+class _Adapted(Module):
+    """The first base of adapted classes.
+
+    They are no classes of the user's, so a class's ``__init_subclass__`` does not see them: it may
+    ask for arguments, or put them in place of their originals.
+    """
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
 def _adapt(
     theirs: type[Module],
     ours: type[Module],
     compute: Callable[..., Any] | None = None,
     *how: families.Formula,
-) -> type[Module]:
-    """A subclass of both classes that computes with normgrad: by its bases, or by a function."""
+) -> type[Module] | str:
+    """A subclass of both classes that computes with normgrad: by its bases, or by a function.
+
+    If there can be none, the reason.
+    """
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute what the original class computes, with normgrad."""
@@ -244,7 +261,8 @@ def _adapt(
             return leaf(layer, *args, **kwargs)
         if compute is not None:
             return compute(layer, *args, **kwargs)
-        return super(adapted, layer).forward(*args, **kwargs)
+        # As super() would find it, but after a conversion back a bound method may come here too.
+        return base.forward(layer, *args, **kwargs)
 
     def reduce_ex(layer: Any, protocol: int) -> Any:
         """Pickle the layer by its original class; unpickling creates this class again."""
@@ -256,10 +274,14 @@ def _adapt(
         "__doc__": theirs.__doc__,
         "__reduce_ex__": reduce_ex,
         "forward": forward,
-        "replaces": theirs,
+        "_normgrad_replaces": theirs,
     }
-    bases = (Ours, theirs) if ours is Ours else (theirs, ours)
-    adapted: Any = new_class(theirs.__name__, bases, {}, lambda space: space.update(namespace))
+    bases = (_Adapted, Ours, theirs) if ours is Ours else (_Adapted, theirs, ours)
+    try:
+        adapted: Any = new_class(theirs.__name__, bases, {}, lambda space: space.update(namespace))
+    except Exception as error:  # of a metaclass
+        return f"no subclass of its class can be made: {error}"
+    base = next(cls for cls in adapted.__mro__[1:] if "forward" in vars(cls))
     return adapted  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -23,6 +24,18 @@ def _compute(function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Ten
         output: Tensor = handle_torch_function(function, arguments, *arguments)
         return output
     return layers.compute(function.__name__, arguments)
+
+
+def wants_gradients(*tensors: Any) -> bool:
+    """Whether eager autograd saves tensors for the gradients of some of these."""
+    wanted = any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
+    # What changes in a compiled program changes copies.
+    return wanted and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def saves_copy(input: Any) -> bool:
+    """Whether PyTorch's RMS norm saves a copy of its input, in float32, so that it may change."""
+    return isinstance(input, Tensor) and input.is_cpu and input.dtype.itemsize == 2
 
 
 def batch_norm(
@@ -235,6 +248,8 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
+    if saves_copy(input) and wants_gradients(input):
+        input = input.clone()
     return _compute(rms_norm, (input, normalized_shape, weight, eps))
 
 

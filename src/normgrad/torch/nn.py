@@ -23,42 +23,23 @@ from . import collectives, functional, watching
 class Ours(Module):
     """The base class of all normgrad layers.
 
+    Layers are called with a tensor that has the axes that the class names, in any memory layout;
+    the result has PyTorch's, which is channels-last where the input is. They raise the errors of
+    PyTorch's layers.
+
+    Converted layers are also of a user's class, so their attributes that PyTorch's layers lack are
+    named ``_normgrad_...``. A bound ``forward`` may outlive the conversion of its layer, so each
+    computes with what PyTorch's layers have.
+
     Attributes:
-        replaces: the class that the class replaces. A class that has none of its own, but inherits
-            one, replaces nothing.
+        _normgrad_replaces: the class that the class replaces. A class that has none of its own, but
+            inherits one, replaces nothing.
     """
 
-    replaces: type[Module]
+    _normgrad_replaces: type[Module]
 
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Compute the norm.
-
-        Args:
-            input: a tensor with the axes that the class names, in any memory layout; the result has
-                PyTorch's, which is channels-last where the input is.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as PyTorch's layer.
-        """
-        if isinstance(input, Proxy):
-            return leaf(self, input)
-        return self._compute(input)
-
-    _compute: Callable[[Tensor], Tensor]
-
-    # Parameters and buffers are read from their tables, which avoids calls of ``__getattr__``. They
-    # are plain attributes in pruned layers, replicas and layers with parametrizations.
-
-    def _affine(self) -> tuple[Any, Any]:
-        """The weight and the bias."""
-        table = self._parameters
-        try:
-            return table["weight"], table["bias"]
-        except KeyError:
-            return self.weight, self.bias
 
     def __prepare_scriptable__(self) -> Any:
         """Refuse torch.jit.script, which calls this method."""
@@ -66,6 +47,32 @@ class Ours(Module):
             f"torch.jit.script: {describe(self)} of normgrad's; allowed: PyTorch's layers: "
             "normgrad.torch.revert(model) first"
         )
+
+
+# Parameters and buffers are read from their tables, which avoids calls of ``__getattr__``. They are
+# plain attributes in pruned layers, replicas and layers with parametrizations.
+
+
+def _affine(layer: Any) -> tuple[Any, Any]:
+    """The weight and the bias."""
+    table = layer._parameters
+    try:
+        return table["weight"], table["bias"]
+    except KeyError:
+        return layer.weight, layer.bias
+
+
+def _batch_norm_tensors(layer: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """The running mean and variance, the number of batches, the weight and the bias."""
+    table, parameters = layer._buffers, layer._parameters
+    try:  # one function for all, since in cold caches each call costs
+        return (
+            table["running_mean"], table["running_var"], table["num_batches_tracked"],
+            parameters["weight"], parameters["bias"],
+        )  # fmt: skip
+    except KeyError:
+        tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
+        return (*tracked, layer.weight, layer.bias)
 
 
 def functions_for(input: Any, *vectors: Any) -> Any:
@@ -83,55 +90,52 @@ def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), args, kwargs)
 
 
+def _batch_norm(
+    layer: Any,
+    input: Tensor,
+    norm: Callable[..., Tensor] = functional.batch_norm,
+    cumulative_norm: Callable[..., Tensor] = functional.cumulative_batch_norm,
+) -> Tensor:
+    """What a batch norm computes.
+
+    Args:
+        layer: the layer.
+        input: its input.
+        norm: takes the arguments of :func:`.functional.batch_norm`.
+        cumulative_norm: the same where the running statistics are the average over all batches.
+    """
+    layer._check_input_dim(input)
+    mean, var, batches, weight, bias = _batch_norm_tensors(layer)
+    training = layer.training
+    if not training:
+        training, batches = mean is None and var is None, None
+    elif not layer.track_running_stats:
+        mean = var = batches = None
+    # Counted first, as by PyTorch's layer: checkpointing ends a call that it repeats where autograd
+    # saves tensors.
+    if batches is not None:
+        batches.add_(1)
+    momentum = layer.momentum
+    # Synchronised layers take all mixtures; whether the ranks agree, they find out together.
+    if norm is functional.batch_norm and functions_for(input, mean, weight) is not functional:
+        return torch.nn.functional.batch_norm(
+            input, mean, var, weight, bias, training, momentum or 0.0, layer.eps
+        )
+    if momentum is None:
+        momentum = 0.0
+        if not (batches is None or mean is None or var is None):
+            if not watching.leaves_averaging(batches, mean, var):
+                return cumulative_norm(input, mean, var, weight, bias, batches, layer.eps)
+            momentum = 1.0 / float(batches)
+    return norm(input, mean, var, weight, bias, training, momentum, layer.eps)
+
+
 class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     """The common base of the batch norms; each also inherits from PyTorch's class."""
 
-    def _compute(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
-        mean, var, batches, weight, bias = self._tensors()
-        training = self.training
-        if not training:
-            training, batches = mean is None and var is None, None
-        elif not self.track_running_stats:
-            mean = var = batches = None
-        # Counted first, as by PyTorch's layer: checkpointing ends a call that it repeats where
-        # autograd saves tensors.
-        if batches is not None:
-            batches.add_(1)
-        momentum = self.momentum
-        # Synchronised layers take all mixtures; whether the ranks agree, they find out together.
-        if (
-            self._norm is functional.batch_norm
-            and functions_for(input, mean, weight) is not functional
-        ):
-            return torch.nn.functional.batch_norm(
-                input, mean, var, weight, bias, training, momentum or 0.0, self.eps
-            )
-        if momentum is None:
-            momentum = 0.0
-            if not (batches is None or mean is None or var is None):
-                if not watching.leaves_averaging(batches, mean, var):
-                    return self._cumulative_norm(input, mean, var, weight, bias, batches, self.eps)
-                momentum = 1.0 / float(batches)
-        return self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
-
-    def _tensors(self) -> tuple[Any, Any, Any, Any, Any]:
-        """The running mean and variance, the number of batches, the weight and the bias."""
-        table, parameters = self._buffers, self._parameters
-        try:  # one function for all, since in cold caches each call costs
-            return (
-                table["running_mean"], table["running_var"], table["num_batches_tracked"],
-                parameters["weight"], parameters["bias"],
-            )  # fmt: skip
-        except KeyError:
-            tracked = self.running_mean, self.running_var, self.num_batches_tracked
-            return (*tracked, self.weight, self.bias)
-
-    #: Computes batch norm, of the arguments of :func:`.functional.batch_norm`.
-    _norm: Callable[..., Tensor] = staticmethod(functional.batch_norm)
-
-    #: The same where the running statistics are the average over all batches.
-    _cumulative_norm: Callable[..., Tensor] = staticmethod(functional.cumulative_batch_norm)
+    def forward(self, input: Tensor) -> Any:
+        """Compute batch norm."""
+        return leaf(self, input) if isinstance(input, Proxy) else _batch_norm(self, input)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -149,8 +153,11 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 class GroupNorm(Ours, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` by normgrad: (N, C, ...)."""
 
-    def _compute(self, input: Tensor) -> Any:
-        weight, bias = self._affine()
+    def forward(self, input: Tensor) -> Any:
+        """Compute group norm."""
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        weight, bias = _affine(self)
         functions = functions_for(input, weight)
         return functions.group_norm(input, self.num_groups, weight, bias, self.eps)
 
@@ -158,8 +165,11 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
 class LayerNorm(Ours, torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` by normgrad: the last axes are ``normalized_shape``."""
 
-    def _compute(self, input: Tensor) -> Any:
-        weight, bias = self._affine()
+    def forward(self, input: Tensor) -> Any:
+        """Compute layer norm."""
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        weight, bias = _affine(self)
         functions = functions_for(input, weight)
         return functions.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
@@ -167,18 +177,21 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
 class RMSNorm(Ours, torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` by normgrad: the last axes are ``normalized_shape``."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the norm as the other layers do; PyTorch's layer has this name for its input."""
-        return super().forward(x)
-
-    def _compute(self, input: Tensor) -> Tensor:
-        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+    def forward(self, x: Tensor) -> Any:
+        """Compute RMS norm; PyTorch's layer has this name for its input."""
+        if isinstance(x, Proxy):
+            return leaf(self, x)
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     """The common base of the instance norms; each also inherits from PyTorch's class."""
 
-    _compute = torch.nn.modules.instancenorm._InstanceNorm.forward
+    def forward(self, input: Tensor) -> Any:
+        """Compute instance norm."""
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        return torch.nn.modules.instancenorm._InstanceNorm.forward(self, input)
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         use_input_stats = self.training or not self.track_running_stats
@@ -203,6 +216,12 @@ class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
 #: The numbers that identify synchronised layers; see ``key`` of
 #: :func:`.functional.sync_batch_norm`.
 _keys = count()
+
+
+def join(layer: Any, process_group: Any) -> None:
+    """Let a synchronised layer synchronise with a group from now on; None for all ranks."""
+    layer.process_group = process_group
+    layer._normgrad_key = next(_keys)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -233,25 +252,26 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
-        self.join(process_group)
-
-    def join(self, process_group: Any) -> SyncBatchNorm:
-        """Synchronise with the ranks of another group from now on; None for all ranks."""
-        self.process_group = process_group
-        self._key = next(_keys)
-        return self
+        join(self, process_group)
 
     _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
 
-    def _norm(self, *arguments: Any, batches: Tensor | None = None) -> Tensor:
-        group = self.process_group
+    def forward(self, input: Tensor) -> Any:
+        """Compute batch norm of all ranks' batches together."""
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        group, key = self.process_group, self._normgrad_key
         if isinstance(group, str):
             group = collectives.by_name(group)
-        return functional.sync_batch_norm(*arguments, group, key=self._key, batches=batches)  # type: ignore[misc]
 
-    def _cumulative_norm(self, *arguments: Any) -> Tensor:
-        *first, batches, eps = arguments
-        return self._norm(*first, True, 1.0, eps, batches=batches)
+        def norm(*arguments: Any, batches: Tensor | None = None) -> Tensor:
+            return functional.sync_batch_norm(*arguments, group, key=key, batches=batches)  # type: ignore[misc]
+
+        def cumulative_norm(*arguments: Any) -> Tensor:
+            *first, batches, eps = arguments
+            return norm(*first, True, 1.0, eps, batches=batches)
+
+        return _batch_norm(self, input, norm, cumulative_norm)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace the process group, which cannot leave its process, by its name."""
