@@ -17,7 +17,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import normgrad
-from normgrad import cache, notices
+from normgrad import cache, notices, torch_build
 from normgrad.backends.cpu import packing, processes, store, target, units
 from normgrad.loading import KernelError
 
@@ -173,6 +173,51 @@ def test_a_damaged_file_is_made_again(empty, compiled):
     store.addresses([UNIT])
     assert compiled == [UNIT, UNIT]
     assert file.read_bytes() == right
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large"])
+def test_what_is_no_kernel_s_file_is_replaced(empty, compiled, what):
+    """Nothing waits for a pipe's end, or reads a file without one."""
+    store.addresses([UNIT])
+    (file,) = empty.rglob("*.o")
+    right = file.read_bytes()
+    put(what, file)
+    store._loaded.clear()
+    store.addresses([UNIT])
+    assert compiled == [UNIT, UNIT]
+    assert file.read_bytes() == right
+
+
+def put(what, file):
+    """Put something else in a file's place."""
+    file.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(file, 0o600)
+    elif what == "device":
+        file.symlink_to("/dev/zero")
+    elif what == "folder":
+        (file / "folder").mkdir(parents=True)
+    else:
+        file.touch(0o600)
+        os.truncate(file, 200 << 30)
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large"])
+def test_what_is_no_library_is_not_built_yet(monkeypatch, tmp_path, what):
+    monkeypatch.setattr(torch_build, "path", lambda: tmp_path / "torch" / "torch-1.so")
+    (tmp_path / "torch").mkdir(mode=0o700)
+    put(what, torch_build.path())
+    assert torch_build.missing() == "not built; `normgrad warmup` builds it"
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large"])
+def test_whatever_has_a_file_s_name_is_removed(empty, what):
+    for name in ("kernels/0123456789abcdef/a.o", "torch/torch-1.so", "gpu/some-gpu.json"):
+        file = cache.folder() / name
+        file.parent.mkdir(parents=True)
+        put(what, file)
+    cache.clean()
+    assert [*cache.folder().iterdir()] == []
 
 
 @pytest.mark.parametrize("kept", [1, 3, 7])
