@@ -77,6 +77,26 @@ print(len(call(x)))
     ]  # fmt: skip
 
 
+def test_memory_that_may_not_become_executable():
+    """As systemd's MemoryDenyWriteExecute has it; LLVM would jump to where no code is."""
+    *found, right = lines("""
+import ctypes
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
+    print("this Linux has no PR_SET_MDWE")
+else:
+    print(limits.told(call, small.astype(np.float64)))
+print(digest() == before)
+""")
+    if found == ["this Linux has no PR_SET_MDWE"]:
+        pytest.skip(*found)
+    assert found == [
+        "KernelError: compiled kernels: they cannot be loaded, since the system forbids this "
+        "process executable memory; allowed: a process without PR_SET_MDWE, systemd's "
+        "MemoryDenyWriteExecute, or the like"
+    ]
+    assert right == "True"  # what was loaded before
+
+
 def test_plans():
     """A plan allocates its workspace alone, or nothing where it is given one."""
     assert lines("""
