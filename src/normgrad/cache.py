@@ -40,28 +40,53 @@ def folder() -> Path:
     return Path(setting)
 
 
+#: The most bytes that are read of a file. A kernel has less than a MiB, a C++ library some; one for
+#: debuggers has more.
+_MOST = 256 << 20
+
+
 def _is_private(status: os.stat_result) -> bool:
     """Whether a file or folder belongs to this user, and nobody else can write to it."""
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a file in the cache; None if there is none that may be read."""
+    """The content of a file in the cache; None if there is none that may be read.
+
+    Something else of its name is no file, such as a pipe, which would have no end, nor is what is
+    far too large.
+    """
     with suppress(OSError):
         if _is_private(path.parent.lstat()):
-            with path.open("rb") as file:
-                if _is_private(os.fstat(file.fileno())):
+            with open(path, "rb", opener=at_once) as file:
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST and _is_private(status):
                     return file.read()
     return None
 
 
+def at_once(path: str, flags: int) -> int:
+    """An opener of files that does not wait for the other end of what turns out to be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
+
+
 def write(path: Path, content: bytes) -> None:
-    """Write a whole file, and make its folder if there is none."""
+    """Write a whole file in place of what is there, and make its folder if there is none."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(path.parent.lstat()):
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
+    if path.is_dir():
+        remove(path)
     with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with what is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def digest_of(files: Iterable[Path], more: bytes = b"") -> str:
@@ -107,7 +132,7 @@ def clean() -> None:
     for path in kernels():
         shutil.rmtree(path)
     for path in _files():
-        path.unlink()
+        remove(path)
     for part in (KERNELS, GPU, TORCH):
         with suppress(OSError):  # there is none, or it has files of the user's
             (folder() / part).rmdir()

@@ -29,7 +29,7 @@ ROOM = 64 << 20
 
 
 class KernelError(RuntimeError):
-    """Kernels cannot be compiled in this process, or give wrong results on a GPU."""
+    """Kernels cannot be compiled or loaded in this process, or give wrong results on a GPU."""
 
 
 #: Whether the last fork got the lock, and whether this process was forked while another thread held

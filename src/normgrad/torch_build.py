@@ -116,5 +116,5 @@ def build() -> Path:
         cache.write(library, cache.seal(library, out.read_bytes()))
     for old in library.parent.glob(f"{_prefix()}*.so"):
         if old != library:
-            old.unlink(missing_ok=True)
+            cache.remove(old)
     return library

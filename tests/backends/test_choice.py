@@ -10,9 +10,14 @@ import pytest
 
 pytestmark = pytest.mark.cpu
 
-MESSAGE = "NUMBA_DISABLE_JIT: {}, with which Numba compiles no kernels; allowed: 0, or not set"
+MESSAGE = (
+    "this processor (generic) has none of the levels that the package has kernels for, and Numba, "
+    "which compiles kernels, is not installed; allowed: `pip install 'normgrad[compile]'`"
+)
 
 FIRST_CALL = """
+import sys
+sys.modules["numba"] = None
 import numpy as np, normgrad
 x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 out = np.full_like(x, np.nan), None, None
@@ -31,16 +36,15 @@ print(np.isnan(out[0]).all())
 """
 
 
-@pytest.mark.parametrize("setting", ["1", "2"])
-def test_a_first_call_without_a_compiler(setting):
+def test_a_first_call_without_a_compiler():
     """Nothing is written."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FIRST_CALL],
-        env={**os.environ, "NUMBA_DISABLE_JIT": setting},
+        env={**os.environ, "NUMBA_CPU_NAME": "generic"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [*[MESSAGE.format(setting)] * 3, "True"]
+    assert done.stdout.splitlines() == [*[MESSAGE] * 3, "True"]

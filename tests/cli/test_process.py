@@ -95,13 +95,20 @@ def test_without_a_compiler(batch_norm, tmp_path, command):
     }
     if command == "bench":
         pytest.importorskip("torch")
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "NORMGRAD_BACKEND": "cpu"}
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['numba'] = None")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "NUMBA_CPU_NAME": "generic",
+        "NORMGRAD_BACKEND": "cpu",
+    }
     always = f"from normgrad.cli import show; show.EVERY = 0; {MAIN}"
     result = normgrad_process(command, *arguments.get(command, ()), code=always, env=environment)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        "normgrad: NUMBA_DISABLE_JIT: 1, with which Numba compiles no kernels; allowed: 0, or "
-        "not set\n"
+        "normgrad: this processor (generic) has none of the levels that the package has kernels "
+        "for, and Numba, which compiles kernels, is not installed; allowed: `pip install "
+        "'normgrad[compile]'`\n"
     )
     assert not out.exists()
 

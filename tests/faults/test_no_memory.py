@@ -16,7 +16,7 @@ pytestmark = [
 
 #: Tensors that take no memory themselves, whose gradient would take 8 GiB.
 START = """
-import hashlib, limits, numpy as np, normgrad as ng
+import hashlib, limits, sys, numpy as np, normgrad as ng
 MIB = 1 << 20
 large = np.broadcast_to(np.float32(1), (32768, 64, 32, 32))
 small = np.random.default_rng(0).standard_normal((16, 8, 64, 64), dtype=np.float32)
@@ -75,6 +75,26 @@ print(len(call(x)))
         "has left",
         "3",
     ]  # fmt: skip
+
+
+def test_memory_that_may_not_become_executable():
+    """As systemd's MemoryDenyWriteExecute has it; LLVM would jump to where no code is."""
+    *found, right = lines("""
+import ctypes
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
+    print("this Linux has no PR_SET_MDWE")
+else:
+    print(limits.told(call, small.astype(np.float64)))
+print(digest() == before)
+""")
+    if found == ["this Linux has no PR_SET_MDWE"]:
+        pytest.skip(*found)
+    assert found == [
+        "KernelError: compiled kernels: they cannot be loaded, since the system forbids this "
+        "process executable memory; allowed: a process without PR_SET_MDWE, systemd's "
+        "MemoryDenyWriteExecute, or the like"
+    ]
+    assert right == "True"  # what was loaded before
 
 
 def test_plans():
@@ -169,6 +189,48 @@ def test_threads_that_cannot_be_started(whose):
     """OpenMP would end the process; the call does without them."""
     pytest.importorskip(whose)
     assert lines(f"import {whose}" + THREADS) == ["BatchNormGradients", "True"]
+
+
+#: Teams that grow when there is no memory for OpenMP's threads, or for their stacks.
+TEAMS = """
+import torch
+if sys.argv[1] == "layers":
+    import normgrad.torch as nt
+    layer, x = nt.nn.BatchNorm2d(8).eval(), torch.from_numpy(small)
+    def of(count, much=1 << 40):
+        torch.set_num_threads(count)
+        with limits.addresses(much), torch.no_grad():
+            y = layer(x)
+        return hashlib.sha256(y.numpy().tobytes()).hexdigest()
+else:
+    out = call(small)
+    def of(count, much=1 << 40):
+        torch.set_num_threads(count)
+        with limits.addresses(much):
+            call(small, out=out)
+        return hashlib.sha256(b"".join(part.tobytes() for part in out)).hexdigest()
+first = of(1)
+sizes = [int(size) for size in sys.argv[2:]]
+print(all(of(size) == first for size in sizes[:-1]))
+print(of(sizes[-1], 24 * MIB) == first)
+print(of(sizes[-1]) == first)
+"""
+
+
+@pytest.mark.parametrize(
+    ("whose", "sizes", "stack"),
+    [
+        ("calls", (2, 16), "8m"),
+        ("calls", (16, 2, 16), "8m"),
+        ("calls", (2, 4), "64m"),
+        ("layers", (16, 2, 16), "8m"),
+    ],
+)
+@pytest.mark.every_case
+def test_teams_that_cannot_grow(whose, sizes, stack):
+    """OpenMP ends the threads that a smaller team has no use for; it cannot start them anew."""
+    pytest.importorskip("torch")
+    assert lines(TEAMS, whose, *sizes, OMP_STACKSIZE=stack) == ["True"] * 3
 
 
 #: `normgrad run` in forked children, each with a little more memory than the last.

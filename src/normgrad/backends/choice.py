@@ -129,7 +129,8 @@ def check() -> None:
 
     Raises:
         SettingError: the environment asks for a backend that is unknown or not available.
-        KernelError: there are no kernels for this processor, and nothing can compile them.
+        KernelError: there are no kernels for this processor, and nothing can compile them; or the
+            system forbids to load any.
     """
     if of(devices.CPU) is _CPU:
         _runtime().store.check()

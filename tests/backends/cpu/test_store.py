@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
@@ -17,7 +18,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import normgrad
-from normgrad import cache, notices
+from normgrad import cache, notices, torch_build
 from normgrad.backends.cpu import packing, processes, store, target, units
 from normgrad.loading import KernelError
 
@@ -175,6 +176,49 @@ def test_a_damaged_file_is_made_again(empty, compiled):
     assert file.read_bytes() == right
 
 
+@pytest.mark.parametrize("what", ["pipe", "folder", "large"])
+def test_what_is_no_kernel_s_file_is_replaced(empty, compiled, what):
+    """Nothing waits for a pipe's end, or reads a file without one."""
+    store.addresses([UNIT])
+    (file,) = empty.rglob("*.o")
+    right = file.read_bytes()
+    put(what, file)
+    store._loaded.clear()
+    store.addresses([UNIT])
+    assert compiled == [UNIT, UNIT]
+    assert file.read_bytes() == right
+
+
+def put(what, file):
+    """Put something else in a file's place."""
+    file.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(file, 0o600)
+    elif what == "folder":
+        (file / "folder").mkdir(parents=True)
+    else:
+        file.touch(0o600)
+        os.truncate(file, 200 << 30)
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "large"])
+def test_what_is_no_library_is_not_built_yet(monkeypatch, tmp_path, what):
+    monkeypatch.setattr(torch_build, "path", lambda: tmp_path / "torch" / "torch-1.so")
+    (tmp_path / "torch").mkdir(mode=0o700)
+    put(what, torch_build.path())
+    assert torch_build.missing() == "not built; `normgrad warmup` builds it"
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "large"])
+def test_whatever_has_a_file_s_name_is_removed(empty, what):
+    for name in ("kernels/0123456789abcdef/a.o", "torch/torch-1.so", "gpu/some-gpu.json"):
+        file = cache.folder() / name
+        file.parent.mkdir(parents=True)
+        put(what, file)
+    cache.clean()
+    assert [*cache.folder().iterdir()] == []
+
+
 @pytest.mark.parametrize("kept", [1, 3, 7])
 def test_old_kernels_are_removed(empty, compiled, kept):
     """Those of the sources, compilers and processors that were written to last stay."""
@@ -198,10 +242,8 @@ def test_old_kernels_are_removed(empty, compiled, kept):
         lambda patch: patch.setattr(store, "_numbas_version", lambda: "numba-0.0.dist-info"),
         lambda patch: patch.setattr(store.llvmlite, "__version__", "0.0"),
         lambda patch: patch.setattr(target, "processor", lambda: target.Processor("i386", "")),
-        lambda patch: patch.setenv("NUMBA_OPT", "1"),
-        lambda patch: patch.setenv("NUMBA_LOOP_VECTORIZE", "0"),
     ],
-    ids=["sources", "numba", "llvmlite", "processor", "level", "vectors"],
+    ids=["sources", "numba", "llvmlite", "processor"],
 )
 def test_what_decides_the_code_is_in_the_digest(monkeypatch, change):
     before = store.digest.__wrapped__()
@@ -259,7 +301,7 @@ def package(monkeypatch, tmp_path, empty):
         store.level.cache_clear()
         return store.level()
 
-    for name in target.SETTINGS:
+    for name in target.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(store, "PACKAGED", tmp_path / "packaged")
     if LEVEL not in target.levels_here():
@@ -288,11 +330,18 @@ def test_what_the_package_brings_is_not_compiled(package, compiled):
     assert compiled == [units.TASKS]
 
 
-@pytest.mark.parametrize("setting", target.SETTINGS)
-def test_settings_of_numba_s_win(package, monkeypatch, setting):
+@pytest.mark.parametrize("variable", target.VARIABLES)
+def test_another_processor_wins(package, monkeypatch, variable):
     brought()
-    monkeypatch.setenv(setting, "3")
+    monkeypatch.setenv(variable, "")
     assert package() is None
+
+
+def test_other_settings_of_numba_s_do_not(package, monkeypatch):
+    brought()
+    for name in ("NUMBA_OPT", "NUMBA_DISABLE_JIT"):
+        monkeypatch.setenv(name, "1")
+    assert package() == LEVEL
 
 
 def test_other_sources_win(package, monkeypatch):
@@ -433,6 +482,22 @@ def test_what_processes_fail_to_compile_is_compiled_here(empty, monkeypatch, exe
     assert store.addresses(["a", "b"]) == {"a": b"a here", "b": b"b here"}
 
 
+def test_a_program_that_does_not_answer_is_not_asked_again(empty, monkeypatch, tmp_path):
+    """``sys.executable`` may embed Python, and know none of its options."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    processes._end_all()
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(processes, "_PATIENCE", 0.1)
+    monkeypatch.setattr(processes, "_is_python", True)
+    monkeypatch.setattr(store, "_compiled_here", lambda unit: f"{unit} here".encode())
+    monkeypatch.setattr(store, "_load", lambda objects: store._loaded.update(objects))
+    assert store.addresses(["a", "b"]) == {"a": b"a here", "b": b"b here"}
+    monkeypatch.setattr(processes, "_Process", lambda: pytest.fail("started"))
+    assert store.addresses(["c"]) == {"c": b"c here"}
+
+
 def test_processes_compile_what_they_can():
     """Where one of them fails, the other goes on."""
     few = [UNIT, "arithmetic: count", "nobody's unit", "arithmetic: weights"]
@@ -513,26 +578,57 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 """
 
 
-@pytest.mark.parametrize("setting", ["1", "2"])
-def test_numba_that_compiles_nothing(empty, package, monkeypatch, setting):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", setting)
-    package()
-    with pytest.raises(KernelError) as caught:
-        store.addresses([UNIT])
-    assert str(caught.value) == (
-        f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or not "
-        "set"
-    )
+#: Settings of Numba's with which it prints, compiles other code, or none.
+SETTINGS = {
+    "NUMBA_DEBUG_JIT": "1",
+    "NUMBA_DEBUGINFO": "1",
+    "NUMBA_BOUNDSCHECK": "1",
+    "NUMBA_OPT": "0",
+    "NUMBA_DUMP_OPTIMIZED": "1",
+}
+#: A unit with calls, whose code every setting changes.
+ARITHMETIC = "arithmetic: weights"
 
 
-def test_numba_that_a_file_tells_to_compile_nothing(empty, monkeypatch):
-    """Numba reads settings from a file too."""
-    import numba
+@pytest.fixture(scope="module")
+def right():
+    """A unit's object file, compiled without settings, and first: names in it are numbered."""
+    processes._end_all()
+    return dict(processes.compiled([ARITHMETIC], 1, lambda: None))[ARITHMETIC]
 
-    monkeypatch.setattr(sys, "executable", "")
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    with pytest.raises(KernelError, match=r"^NUMBA_DISABLE_JIT: 1, with which Numba compiles no"):
-        store.addresses([UNIT])
+
+@pytest.mark.parametrize("place", ["variables", "file"])
+def test_no_setting_of_numba_s_has_a_say_in_kernels(monkeypatch, tmp_path, right, place):
+    """Numba reads a file in the current folder too."""
+    if place == "file":
+        yaml = pytest.importorskip("yaml")
+        names = {name.removeprefix("NUMBA_").lower(): value for name, value in SETTINGS.items()}
+        (tmp_path / ".numba_config.yaml").write_text(yaml.dump(names))
+        monkeypatch.chdir(tmp_path)
+    else:
+        for name, value in {**SETTINGS, "NUMBA_DISABLE_JIT": "1"}.items():
+            monkeypatch.setenv(name, value)
+    processes._end_all()  # those that wait were started without settings
+    found = dict(processes.compiled([ARITHMETIC], 1, lambda: None))
+    processes._end_all()
+    assert found == {ARITHMETIC: right}
+
+
+HERE = """
+import hashlib, sys
+import numba
+before = dict(vars(numba.core.config))
+from normgrad.backends.cpu import store
+print(hashlib.sha256(store._compiled_here(sys.argv[1])).hexdigest())
+print(vars(numba.core.config) == before)
+"""
+
+
+@pytest.mark.parametrize("disabled", ["0", "1"])
+def test_nor_where_this_process_compiles(right, disabled):
+    """Its own configuration is as it was."""
+    found = run("-c", HERE, ARITHMETIC, **SETTINGS, NUMBA_DISABLE_JIT=disabled)
+    assert found == f"{hashlib.sha256(right).hexdigest()}\nTrue\n"
 
 
 # What is said

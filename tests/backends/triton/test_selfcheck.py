@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import threading
 import time
@@ -279,6 +280,15 @@ def test_a_folder_that_cannot_be_written(checks, monkeypatch, tmp_path):
             selfcheck.settled("cuda:0", GPU)
     assert len(checks) == 3
     assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_pipe_in_the_lock_s_place(checks):
+    """Nobody waits for whoever writes to it."""
+    path = selfcheck.path_of(GPU.name).with_suffix(".lock")
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with selfcheck._alone(GPU.name):
+        pass
 
 
 def test_it_waits_where_calls_are_recorded(checks, monkeypatch):

@@ -22,17 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from ... import stacks
+from . import target
 
-#: The program of a process. It finds modules where this process does, but not in the current
-#: folder, whose files may have the names of modules.
+#: The program of a process. It says with an empty message that it runs. It finds modules where this
+#: process does, but not in the current folder, whose files may have the names of modules.
 _START = (
-    "import sys; sys.path[:] = [path for path in sys.path if path]; "
+    "import os, sys; os.write(int(sys.argv[2]), bytes(4)); "
+    "sys.path[:] = [path for path in sys.path if path]; "
     "import json; sys.path[:] = json.loads(sys.argv[1]); "
     "from normgrad.backends.cpu.processes import work; work(int(sys.argv[2]))"
 )
 #: The variable by which a process knows that it was started for compiling, and starts none itself:
 #: ``sys.executable`` may be the user's whole program.
 _INSIDE = "_NORMGRAD_COMPILES"
+
+#: The seconds in which a process has to say that it runs: ``sys.executable`` may be a program that
+#: embeds Python and knows no ``-c``. No more are started then.
+_PATIENCE = 15.0
+_is_python = True
 
 #: The seconds that processes wait for more to compile.
 _IDLE = 5.0
@@ -53,8 +60,11 @@ class _Process:
     """
 
     def __init__(self) -> None:
-        paths = [path for path in sys.path if isinstance(path, str) and path]
+        folders = [path for path in sys.path if isinstance(path, str) and path]
+        paths = [str(Path(path).absolute()) for path in folders]
         paths.append(str(Path(__file__).parents[3]))
+        # Numba has no settings but these, and none of a file in the current folder.
+        variables = {name: os.environ[name] for name in os.environ if name[:6] != "NUMBA_"}
         self.connection, answer = Pipe()  # anything may print to its standard output
         try:
             self.process = subprocess.Popen(
@@ -63,7 +73,8 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(answer.fileno(),),
-                env={**os.environ, _INSIDE: "1"},
+                env={**variables, **target.settings(), _INSIDE: "1"},
+                cwd=Path(__file__).parent,
                 start_new_session=True,  # an interrupt is this process's
             )
         except BaseException:
@@ -72,6 +83,8 @@ class _Process:
         finally:
             answer.close()
         self.units: list[str] = []
+        #: When it has to have said that it runs; None if it has.
+        self.deadline: float | None = time.monotonic() + _PATIENCE
 
     def give(self, units: list[str]) -> None:
         """Have it compile the first of some units; it has to compile the others later."""
@@ -79,13 +92,25 @@ class _Process:
         with suppress(OSError):  # it has ended, which shows when its answer is read
             self.connection.send_bytes(units[0].encode())
 
-    def take(self) -> tuple[str, bytes]:
+    def take(self) -> tuple[str, bytes] | None:
         """Read the object file of the unit that it has compiled; it is empty if that failed.
+
+        Returns:
+            None if it has said that it runs.
 
         Raises:
             EOFError, OSError: the process has ended.
         """
-        return self.units.pop(0), self.connection.recv_bytes()
+        content = self.connection.recv_bytes()
+        if self.deadline is not None:
+            self.deadline = None
+            return None
+        return self.units.pop(0), content
+
+    def is_late(self) -> bool:
+        """Whether it should have said by now that it runs."""
+        is_over = self.deadline is not None and time.monotonic() > self.deadline
+        return is_over and not self.connection.poll()
 
     def end(self) -> None:
         """Kill it, and wait for its end."""
@@ -164,12 +189,13 @@ def compiled(
 ) -> Generator[tuple[str, bytes], None, None]:
     """Compile units in up to ``count`` processes; yields the name and object file of each.
 
-    A process that fails ends, and the others go on, so some units may not be yielded. If the
-    iterator is not exhausted, the processes are killed; if this process ends first, they end after
-    their current unit. ``tick`` is called while nothing happens.
+    A process that fails, or does not say that it runs, ends, and the others go on, so some units
+    may not be yielded. If the iterator is not exhausted, the processes are killed; if this process
+    ends first, they end after their current unit. ``tick`` is called while nothing happens.
     """
-    can_start = sys.executable and not getattr(sys, "frozen", False) and _INSIDE not in os.environ
-    batches = _batches(units, count) if can_start else []
+    global _is_python
+    is_whole = not sys.executable or getattr(sys, "frozen", False) or _INSIDE in os.environ
+    batches = _batches(units, count) if _is_python and not is_whole else []
     working: dict[Any, _Process] = {}
     try:
         with suppress(OSError):  # the processes that could be started are enough
@@ -184,11 +210,14 @@ def compiled(
             for connection in ready:
                 process = working[connection]
                 try:
-                    unit, content = process.take()
+                    answer = process.take()
                 except (EOFError, OSError):
                     del working[connection]
                     process.end()
                     continue
+                if answer is None:
+                    continue
+                unit, content = answer
                 if process.units or batches:
                     process.give(process.units or batches.pop(0))
                 else:
@@ -196,6 +225,10 @@ def compiled(
                     del working[connection]
                 if content:
                     yield unit, content
+            for process in [each for each in working.values() if each.is_late()]:
+                _is_python = False
+                del working[process.connection]
+                process.end()
     finally:
         for process in working.values():
             process.end()

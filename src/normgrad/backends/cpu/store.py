@@ -7,8 +7,10 @@ and it runs in processes of its own where these can be started.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
-import os
+import mmap
 import shutil
 import time
 import warnings
@@ -68,8 +70,7 @@ def sources() -> str:
 @cache
 def digest() -> str:
     """A digest of all that decides what machine code this process compiles."""
-    settings = {name: os.environ.get(name) for name in target.SETTINGS}
-    parts = sources(), _numbas_version(), llvmlite.__version__, target.processor(), settings
+    parts = sources(), _numbas_version(), llvmlite.__version__, target.processor()
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -153,24 +154,31 @@ def check() -> None:
     """Make sure that kernels are at hand, or can be compiled as far as the settings tell.
 
     Raises:
-        KernelError: Numba is not installed, or the environment tells it to compile nothing.
+        KernelError: the system forbids to load kernels, or Numba is not installed.
     """
-    if level() is not None:
-        return
-    if _numba() is None:
+    _check_memory()
+    if level() is None and _numba() is None:
         raise KernelError(
             f"this processor ({target.processor().name}) has none of the levels that the package "
             "has kernels for, and Numba, which compiles kernels, is not installed; allowed: "
             "`pip install 'normgrad[compile]'`"
         )
-    _check_setting(os.environ.get("NUMBA_DISABLE_JIT", "").strip() or "0")
 
 
-def _check_setting(setting: object) -> None:
-    if str(setting) != "0":
+def _check_memory() -> None:
+    """Raise a KernelError if memory may not become executable, since LLVM would not notice."""
+    memory.need("loading kernels", mmap.PAGESIZE)
+    library = ctypes.CDLL(None, use_errno=True)
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    place = ctypes.c_char.from_buffer(page)
+    failed = library.mprotect(ctypes.byref(place), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
+    del place
+    page.close()
+    if failed and ctypes.get_errno() in (errno.EACCES, errno.EPERM):
         raise KernelError(
-            f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or "
-            "not set"
+            "compiled kernels: they cannot be loaded, since the system forbids this process "
+            "executable memory; allowed: a process without PR_SET_MDWE, systemd's "
+            "MemoryDenyWriteExecute, or the like"
         )
 
 
@@ -183,7 +191,7 @@ def compiled(
 
     Raises:
         MemoryError: there is too little memory.
-        KernelError: Numba is not installed, or its compilation is turned off.
+        KernelError: Numba is not installed.
     """
     check()
     with loading():
@@ -201,9 +209,8 @@ def compiled(
 def _compiled_here(unit: str) -> bytes:
     memory.need("importing Numba", _NUMBA)
     with loading():
-        import numba
-    _check_setting(int(numba.config.DISABLE_JIT))
-    with compiling():
+        from . import configuration
+    with compiling(), configuration.of_kernels():
         from .compiler import object_of
 
         return object_of(unit)
@@ -248,7 +255,7 @@ def addresses(units: Iterable[str]) -> dict[str, int]:
 
     Raises:
         MemoryError: there is too little memory to compile or load one.
-        KernelError: Numba is not installed, or its compilation is turned off.
+        KernelError: the system forbids to load kernels, or Numba is not installed.
         KeyboardInterrupt: an interrupt; what is compiled by then is kept.
     """
     units = list(dict.fromkeys(units))
@@ -260,6 +267,7 @@ def addresses(units: Iterable[str]) -> dict[str, int]:
 def _provide(units: Sequence[str]) -> None:
     """Load units, which are found or compiled first."""
     with exclusive():
+        _check_memory()
         missing = [unit for unit in units if unit not in _loaded]
         objects = find(missing)
         rest = [unit for unit in missing if unit not in objects]

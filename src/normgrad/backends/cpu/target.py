@@ -8,12 +8,9 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding as llvm
 
-#: The variables that tell Numba how to compile. If one is set, nothing in the package is used.
-SETTINGS = (
-    *("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT"),
-    *("NUMBA_LOOP_VECTORIZE", "NUMBA_SLP_VECTORIZE", "NUMBA_DISABLE_JIT"),
-    *("NUMBA_LLVM_REFPRUNE_PASS", "NUMBA_LLVM_REFPRUNE_FLAGS"),
-)
+#: Numba's variables that name a processor other than this machine's, and its features. If one is
+#: set, nothing in the package is used. None of Numba's other settings has a say in kernels.
+VARIABLES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
 
 _V3 = "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"
 _V4 = *_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"
@@ -49,17 +46,22 @@ class Processor(NamedTuple):
 
 @cache
 def processor() -> Processor:
-    """This machine's processor, or the one that Numba's settings name."""
-    name, features = (os.environ.get(each) for each in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"))
+    """This machine's processor, or the one that the variables name."""
+    name, features = map(os.environ.get, VARIABLES)
     return Processor(
         llvm.get_host_cpu_name() if name is None else name,
         llvm.get_host_cpu_features().flatten() if features is None else features,
     )
 
 
+def settings() -> dict[str, str]:
+    """All of Numba's settings that kernels are compiled with, as environment variables."""
+    return dict(zip(VARIABLES, processor(), strict=True))
+
+
 def levels_here() -> list[str]:
-    """The levels that this machine's processor has, the best first; none where settings decide."""
-    if any(name in os.environ for name in SETTINGS):
+    """The levels that this machine's processor has, the best first; none where variables decide."""
+    if any(name in os.environ for name in VARIABLES):
         return []
     features = llvm.get_host_cpu_features()
     return [

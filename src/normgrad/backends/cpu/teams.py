@@ -13,7 +13,6 @@ import re
 import resource
 import sys
 import threading
-import time
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -101,7 +100,7 @@ class _State:
     def __init__(self) -> None:
         self.usable = True
         self.workers: _Workers | None = None
-        #: ``most`` is the size of the largest team of OpenMP's threads that a thread has had.
+        #: ``size`` is that of a thread's last team of OpenMP's threads.
         self.openmp = threading.local()
         #: Held while threads are started; reentrant, since a signal handler may compute meanwhile.
         self.starting = threading.RLock()
@@ -159,42 +158,57 @@ def _of_workers(count: int) -> Team:
 
 
 def _start_openmp(functions: tuple[int, ...], count: int) -> bool:
-    """Have OpenMP start this thread's team, unless the system cannot start so many threads."""
-    most = getattr(_state.openmp, "most", 1)
-    if count <= most:
+    """Have OpenMP start this thread's team, unless the system cannot start so many threads.
+
+    OpenMP ends the threads that a smaller team than the last has no use for.
+    """
+    size = getattr(_state.openmp, "size", 1)
+    if count == size:
         return True
     with _state.starting:
-        if not _can_start(count - most):
+        if count > size and not _can_start(count - size):
             return False
         # Any function will do that takes no time, such as that which tells a thread's number.
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_uint] * 2)
         kind(functions[0])(functions[1], None, count, 0)
-        _state.openmp.most = count
+        _state.openmp.size = count
     return True
+
+
+#: The semaphore that threads on trial wait for, in memory that outlives them.
+_gate = ctypes.create_string_buffer(64)
 
 
 def _can_start(count: int) -> bool:
     """Whether so many threads can be started now; they are started on trial, and end at once.
 
     OpenMP ends the process if it cannot start its threads, because memory or their number is
-    limited.
+    limited. Those on trial are the system's, with stacks as OpenMP's: Python's need memory too, and
+    Python waits for ever for one that finds none.
     """
-    gate = threading.Event()
-    started: list[threading.Thread] = []
+    library = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(256)  # a pthread_attr_t has 56 bytes or fewer
+    library.pthread_attr_init(attributes)
+    size = max(_stack_sizes(), default=0)
+    if size:
+        library.pthread_attr_setstacksize(attributes, ctypes.c_size_t(size))
+    library.sem_init(_gate, 0, 0)
+    threads = (ctypes.c_ulong * count)()
+    started = 0
     try:
-        for _ in range(count):
-            thread = threading.Thread(target=gate.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError:
-        pass
+        while started < count and not library.pthread_create(
+            ctypes.byref(threads, started * ctypes.sizeof(ctypes.c_ulong)),
+            attributes,
+            library.sem_wait,
+            _gate,
+        ):
+            started += 1
     finally:
-        gate.set()
-    for thread in started:
-        # Its resources are free once Linux no longer lists it.
-        while Path(f"/proc/self/task/{thread.native_id}").exists():
-            time.sleep(0)
-    return len(started) == count
+        for _ in range(count):
+            library.sem_post(_gate)
+    for thread in threads[:started]:
+        library.pthread_join(ctypes.c_ulong(thread), None)  # which frees its stack
+    return started == count
 
 
 #: The OpenMP functions that the driver calls, in the order of its table.
@@ -204,17 +218,23 @@ _FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _STACK_SIZES = {"OMP_STACKSIZE": "k", "GOMP_STACKSIZE": "k", "KMP_STACKSIZE": "b"}
 
 
+def _stack_sizes() -> list[int]:
+    """The sizes that the variables set for the stacks of OpenMP's threads."""
+    sizes = []
+    for name, unit in _STACK_SIZES.items():
+        parts = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", os.environ.get(name, "").lower())
+        if parts:
+            sizes.append(int(parts[1]) << 10 * "bkmg".index(parts[2] or unit))
+    return sizes
+
+
 def have_room() -> bool:
     """Whether the stacks of OpenMP's threads have room for kernels.
 
     The runtime reads the variables once. Without them stacks are as large as that of the main
     thread may become.
     """
-    sizes = []
-    for name, unit in _STACK_SIZES.items():
-        parts = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", os.environ.get(name, "").lower())
-        if parts:
-            sizes.append(int(parts[1]) << 10 * "bkmg".index(parts[2] or unit))
+    sizes = _stack_sizes()
     if not sizes:
         size = resource.getrlimit(resource.RLIMIT_STACK)[0]
         sizes = [] if size == resource.RLIM_INFINITY else [size]

@@ -100,7 +100,7 @@ def _alone(name: str) -> Iterator[None]:
     try:
         path = path_of(name).with_suffix(".lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = path.open("w")
+        file = open(path, "w", opener=folders.at_once)  # noqa: SIM115 - closed below
     except OSError:  # then every process checks
         yield
         return
