@@ -6,17 +6,19 @@ its folder belong to this user and nobody else can write to them, and what is wr
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
 
+from . import notices
 from .settings import SettingError
 from .writing import replacing
 
@@ -49,8 +51,10 @@ def read(path: Path) -> bytes | None:
     """The content of a file in the cache; None if there is none that may be read."""
     with suppress(OSError):
         if _is_private(path.parent.lstat()):
-            with path.open("rb") as file:
-                if _is_private(os.fstat(file.fileno())):
+            # A pipe in the file's place is opened without waiting for its writer.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                if _is_private(status) and stat.S_ISREG(status.st_mode):
                     return file.read()
     return None
 
@@ -62,6 +66,41 @@ def write(path: Path, content: bytes) -> None:
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
     with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
+
+
+@contextmanager
+def alone(part: str, name: str, work: str) -> Iterator[None]:
+    """Let one process of this machine, and one thread, at a time do some work; the others wait.
+
+    The system releases the lock of a process that is killed. Where there can be no lock, nobody
+    waits.
+
+    Args:
+        part: the folder of the cache that the work writes to.
+        name: that of the lock in this folder.
+        work: what the process does that others wait for, as a part of a notice.
+    """
+    try:
+        path = folder() / part / f"{name}.lock"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notices.say("waiting for another process that %s", work)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:  # this file system has no locks
+            pass
+        yield
+    finally:
+        with suppress(OSError):
+            # Closing alone would leave it to the processes that were forked in the meantime.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
 
 
 def digest_of(files: Iterable[Path], more: bytes = b"") -> str:
@@ -95,6 +134,8 @@ def _files() -> Iterator[Path]:
         yield from path.glob("*.o")
     yield from (folder() / TORCH).glob("torch-*.so")
     yield from (folder() / GPU).glob("*.json")
+    for part in (GPU, TORCH):
+        yield from (folder() / part).glob("*.lock")
 
 
 def size() -> int:
