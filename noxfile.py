@@ -159,7 +159,8 @@ def _with_kernels(session: nox.Session, wheel: Path) -> Path:
     session.install("-r", "requirements/torch.txt")
     kept = Path(session.create_tmp()) / "library"
     session.run("python", "-c", _LIBRARY, env={"NORMGRAD_CACHE_DIR": str(kept.resolve())})
-    shutil.copytree(kept / "torch", content / "normgrad/torch/lib/torch")
+    without_lock = shutil.ignore_patterns("*.lock")
+    shutil.copytree(kept / "torch", content / "normgrad/torch/lib/torch", ignore=without_lock)
     (about,) = content.glob("*.dist-info/WHEEL")
     text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
     about.write_text(text.replace("Tag: py3-none-any", f"Tag: {_TAG}"))

@@ -17,6 +17,8 @@ import normgrad as ng
 import normgrad.aclnn
 from normgrad import dlpack, frameworks
 from normgrad.layout import contiguous_strides
+from normgrad.operators.by_name import PLANNED
+from normgrad.testing import FORWARD
 
 torch = pytest.importorskip("torch")
 
@@ -82,18 +84,140 @@ def test_torch_out():
     assert [tensor._version for tensor in out[:2]] == [version + 1 for version in before]
 
 
-def test_torch_tensors_that_require_grad():
-    x = torch.randn(3, 4, 5, requires_grad=True)
-    weight = torch.nn.Parameter(torch.randn(4))
-    dy = torch.randn(3, 4, 5)
-    result = ng.batch_norm_backward(dy, x, weight, training=True)
-    assert not any(value.requires_grad for value in result)
-    assert x.grad is None
-    with torch.inference_mode():
-        same = ng.batch_norm_backward(
-            dy, x, weight, training=True, out=(torch.empty(3, 4, 5), None, None)
+def recorded_by(name):
+    """The end of the message on a lost derivative: the function that autograd records, if any."""
+    functional = pytest.importorskip("normgrad.torch").functional
+    if not hasattr(functional, name):
+        return ""
+    return f"; or normgrad.torch.functional.{name}, which autograd records"
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("kind", [*OPERATORS, *FORWARD])
+def test_a_gradient_that_would_be_lost(kind, planned, again):
+    """Of each tensor, in a first and in a known call; nothing is written."""
+    case = make(kind, (3, 4, 5, 6), num_groups=2)
+    tensors = {name: to_torch(value) for name, value in case.tensors.items()}
+    expected = named(as_torch(case))
+    out = {name: value if value is None else value.clone() for name, value in expected.items()}
+    if planned:
+        function = ng.plan(case.name, **tensors, **case.options).run
+    else:
+        function = partial(getattr(ng, case.name), **case.options)
+
+    def call():
+        values = tuple(out.values())
+        return function(**tensors, out=values if len(values) > 1 else values[0])
+
+    if again:
+        call()
+    results = [value for value in out.values() if value is not None]
+    for value in results:
+        value.zero_()
+    operator = PLANNED[case.name]
+    titles = {
+        operator.out_name(index, output): value
+        for index, (output, value) in enumerate(
+            zip(operator.all_outputs, out.values(), strict=True)
         )
-    assert torch.equal(same.grad_input, result.grad_input)
+    }
+    floats = {
+        name: value
+        for name, value in {**tensors, **titles}.items()
+        if value is not None and value.is_floating_point()
+    }
+    allowed = f"allowed: detach(), torch.no_grad(){recorded_by(case.name)}"
+    for name, value in floats.items():
+        value.requires_grad_()
+        reason = f"{name}: requires a gradient, which would be lost; {allowed}"
+        with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
+            call()
+        value.requires_grad_(False)
+    assert not any(value.any() for value in results)
+    for value in floats.values():
+        value.requires_grad_()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            result = named(call())
+        assert all(result[name] is value for name, value in out.items())
+        for name, value in out.items():
+            assert value is None or torch.equal(value.detach(), expected[name])
+
+
+def test_a_tangent_that_would_be_lost():
+    forward_ad = torch.autograd.forward_ad
+    x, weight = torch.randn(3, 4), torch.randn(4)
+    expected = ng.layer_norm(x, 4, weight).output
+    reason = "weight: has a tangent, which would be lost; allowed: detach()"
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(weight, torch.ones(4))
+        with pytest.raises(ValueError, match=f"^{re.escape(reason + recorded_by('layer_norm'))}$"):
+            ng.layer_norm(x, 4, dual)
+        assert torch.equal(ng.layer_norm(x, 4, dual.detach()).output, expected)
+        with pytest.raises(ValueError, match=f"^array: {re.escape(reason[8:])}$"):
+            ng.aclnn.tensor(dual)
+
+
+def test_a_gradient_of_a_subclass_and_of_a_negated_view():
+    class Own(torch.Tensor):
+        pass
+
+    own = torch.randn(3, 4).as_subclass(Own).requires_grad_()
+    negated = torch.view_as_complex(torch.randn(3, 4, 2)).conj().imag.requires_grad_()
+    for x in (own, negated):
+        with pytest.raises(ValueError, match=r"^input: requires a gradient, which would be lost"):
+            ng.layer_norm(x, 4)
+        assert ng.layer_norm(x.detach(), 4).output.shape == (3, 4)
+
+
+def test_other_memory_whose_gradient_would_be_lost():
+    """Workspaces, and the memory of aclnn's tensors."""
+    x = torch.randn(3, 4, 5)
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
+    scratch = torch.zeros(plan.workspace_size, requires_grad=True)
+    lost = "requires a gradient, which would be lost; allowed: detach\\(\\), torch.no_grad\\(\\)$"
+    for memory in (scratch, scratch.as_subclass(type("Own", (torch.Tensor,), {}))):
+        with pytest.raises(ValueError, match=f"^workspace: {lost}"):
+            plan.run(x, x, workspace=memory)
+    parameter = torch.nn.Parameter(x)
+    with pytest.raises(ValueError, match=f"^array: {lost}"):
+        ng.aclnn.tensor(parameter)
+    with pytest.raises(ng.aclnn.AclnnError, match=f"tensorData: {lost}"):
+        ng.aclnn.aclCreateTensor([3, 4, 5], 0, [20, 5, 1], 0, 2, [3, 4, 5], parameter)
+    with torch.no_grad():
+        assert ng.aclnn.tensor(parameter).dims == (3, 4, 5)
+
+
+def test_results_that_are_masked_off_may_require_gradients():
+    """They are ignored."""
+    x = torch.randn(3, 4, 5)
+    ignored = torch.full((4,), torch.nan, requires_grad=True)
+    mask = (True, False, True)
+    found = ng.batch_norm_backward(x, x, training=True, output_mask=mask, out=(None, ignored, None))
+    assert found.grad_weight is None
+    assert ignored.isnan().all()
+
+
+def test_functions_of_a_user_s_autograd_function():
+    """Where autograd records the whole, nothing is lost."""
+
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            output, mean, rstd = ng.layer_norm(x, 4, weight)
+            ctx.save_for_backward(x, mean, rstd, weight)
+            return output
+
+        @staticmethod
+        def backward(ctx, dy):
+            return ng.layer_norm_backward(dy, *ctx.saved_tensors, normalized_shape=4)[:2]
+
+    tensors = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    dy = torch.randn(3, 4)
+    ours = torch.autograd.grad(Norm.apply(*tensors), tensors, dy)
+    output = torch.nn.functional.layer_norm(tensors[0], (4,), tensors[1])
+    torch.testing.assert_close(ours, torch.autograd.grad(output, tensors, dy))
 
 
 def test_torch_negative_views_are_read_and_not_written():

@@ -140,8 +140,12 @@ UNLIKE = {
     "another dtype": (lambda x: x.double(), None),
     "other strides": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), None),
     "another shape": (lambda x: x[:1], None),
-    "gradients": (lambda x: x.clone().requires_grad_(), None),
-    "a parameter": (torch.nn.Parameter, None),
+    "gradients": (
+        lambda x: x.clone().requires_grad_(),
+        (ValueError, "input: requires a gradient, which would be lost"),
+    ),
+    "a parameter": (torch.nn.Parameter, (ValueError, "input: requires a gradient, which would")),
+    "a frozen parameter": (lambda x: torch.nn.Parameter(x, requires_grad=False), None),
     "sparse": (lambda x: x.to_sparse(), (TypeError, "input: a tensor with layout torch.sparse")),
     "complex": (lambda x: x.to(torch.complex64), (TypeError, "input: dtype complex64; allowed: ")),
     "meta": (lambda x: x.to("meta"), (ValueError, "input: on device meta")),
@@ -376,8 +380,9 @@ def test_a_parameter_has_the_signature_of_a_tensor(known):
     parameter = {**tensors, "weight": torch.nn.Parameter(tensors["weight"])}
     expected = raw(call(case, tensors))
     known.clear()
-    for each in (parameter, tensors, parameter):
-        assert raw(call(case, each)) == expected
+    with torch.no_grad():
+        for each in (parameter, tensors, parameter):
+            assert raw(call(case, each)) == expected
     assert known == [True, True, True]
 
 

@@ -6,17 +6,19 @@ its folder belong to this user and nobody else can write to them, and what is wr
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
 
+from . import notices
 from .settings import SettingError
 from .writing import replacing
 
@@ -89,6 +91,41 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+@contextmanager
+def alone(part: str, name: str, work: str) -> Iterator[None]:
+    """Let one process of this machine, and one thread, at a time do some work; the others wait.
+
+    The system releases the lock of a process that is killed. Where there can be no lock, nobody
+    waits.
+
+    Args:
+        part: the folder of the cache that the work writes to.
+        name: that of the lock in this folder.
+        work: what the process does that others wait for, as a part of a notice.
+    """
+    try:
+        path = folder() / part / f"{name}.lock"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = at_once(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notices.say("waiting for another process that %s", work)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:  # this file system has no locks
+            pass
+        yield
+    finally:
+        with suppress(OSError):
+            # Closing alone would leave it to the processes that were forked in the meantime.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+
+
 def digest_of(files: Iterable[Path], more: bytes = b"") -> str:
     """A digest of some bytes and of files' contents, in this order."""
     digest = hashlib.sha256(more)
@@ -120,6 +157,8 @@ def _files() -> Iterator[Path]:
         yield from path.glob("*.o")
     yield from (folder() / TORCH).glob("torch-*.so")
     yield from (folder() / GPU).glob("*.json")
+    for part in (GPU, TORCH):
+        yield from (folder() / part).glob("*.lock")
 
 
 def size() -> int:

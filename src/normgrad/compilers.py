@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from .settings import words
 
 #: By language, the environment variable that names a compiler, and the usual ones.
 _COMPILERS = {
@@ -21,9 +21,14 @@ class BuildError(Exception):
 
 
 def find(language: str) -> list[str]:
-    """The user's compiler of a language: that of $CC or $CXX, otherwise the usual ones."""
+    """The user's compiler of a language: that of $CC or $CXX, otherwise the usual ones.
+
+    Raises:
+        BuildError: it is not there.
+        SettingError: the variable cannot be split into words.
+    """
     variable, names = _COMPILERS[language]
-    command = shlex.split(os.environ.get(variable, ""))
+    command = words(variable)
     if command:
         if shutil.which(command[0]) is None:
             reason = f"{variable}: {command[0]!r} is not there"

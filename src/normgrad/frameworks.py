@@ -86,10 +86,13 @@ class Framework(ABC):
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
-    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
+    def snapshot(
+        self, values: tuple[Any, ...], outputs: int, is_recorded: bool = False
+    ) -> Snapshot | None:
         """What can be seen of plain tensors at a glance; None if there is another among them.
 
-        ``outputs`` is the index of the first tensor that is to be written.
+        ``outputs`` is the index of the first tensor that is to be written. Unless the
+        caller tells autograd of the call, tensors whose derivatives it loses are not plain.
         """
         return None
 
@@ -109,6 +112,23 @@ class Framework(ABC):
     def result(self, value: Any, like: Any) -> Any:
         """Convert a new tensor to what the caller gets; ``like`` is one of the caller's."""
         return value
+
+    def lost(self, tensors: Sequence[Any]) -> str | None:
+        """What derivative of opened tensors is lost in a call that autograd does not record.
+
+        The answer is a part of a message; None if no derivative is lost. Entries may be None.
+        """
+        return None
+
+    def keep_derivatives(self, name: str, tensor: Any, recording: str = "") -> None:
+        """Raise a ValueError if a call that autograd does not record loses a tensor's derivative.
+
+        ``recording`` is the name of a function that does the same and is recorded.
+        """
+        reason = self.lost((tensor,))
+        if reason is not None:
+            others = f"; or {recording}, which autograd records" if recording else ""
+            raise ValueError(f"{name}: {reason}{others}")
 
 
 class _Interface(ctypes.Structure):
@@ -189,7 +209,9 @@ class NumPy(Framework):
             return np.empty_like
         return super().maker(spec, device, alike)
 
-    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
+    def snapshot(
+        self, values: tuple[Any, ...], outputs: int, is_recorded: bool = False
+    ) -> Snapshot | None:
         signature: list[Any] = []
         addresses: list[int] = []
         for index, value in enumerate(values):
@@ -227,6 +249,7 @@ class Torch(Framework):
         self._cpu = torch.device("cpu")
         self._types = (torch.Tensor, torch.nn.Parameter)
         self._increment = torch.autograd.graph.increment_version
+        self._forward_ad = torch.autograd.forward_ad
         COUNTED.update(self._types)
 
     def open(self, name: str, value: Any, writing: bool) -> OpenTensor:
@@ -314,11 +337,15 @@ class Torch(Framework):
             return make
         return super().maker(spec, device, alike)
 
-    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
+    def snapshot(
+        self, values: tuple[Any, ...], outputs: int, is_recorded: bool = False
+    ) -> Snapshot | None:
         signature: list[Any] = []
         addresses: list[int] = []
         rooms: list[int] = []
         storages: list[Any] = []
+        if self._forward_ad._current_level >= 0 and not is_recorded:
+            return None
         try:
             for value in values:
                 if value is None:
@@ -327,6 +354,8 @@ class Torch(Framework):
                     rooms.append(sys.maxsize)
                     continue
                 if type(value) not in self._types or value.is_neg():
+                    return None
+                if value.requires_grad and not is_recorded and self._torch.is_grad_enabled():
                     return None
                 storage = value.untyped_storage()
                 start, offset = storage.data_ptr(), value.storage_offset() * value.itemsize
@@ -352,6 +381,18 @@ class Torch(Framework):
         """A tensor with this spec over a DLPack producer's memory of bytes."""
         flat = self._check_type(self._torch.from_dlpack(flat))
         return flat.view(self._to_torch[spec.dtype]).as_strided(spec.shape, spec.strides)
+
+    def lost(self, tensors: Sequence[Any]) -> str | None:
+        if (
+            True in [each is not None and each.requires_grad for each in tensors]
+            and self._torch.is_grad_enabled()
+        ):
+            return "requires a gradient, which would be lost; allowed: detach(), torch.no_grad()"
+        if self._forward_ad._current_level >= 0:  # then PyTorch computes forward-mode derivatives
+            for each in tensors:
+                if each is not None and self._forward_ad.unpack_dual(each).tangent is not None:
+                    return "has a tangent, which would be lost; allowed: detach()"
+        return None
 
     def _check_type(self, new: Any) -> Any:
         """The new tensor; a TypeError if the mode that is active makes others than PyTorch's."""
@@ -439,7 +480,7 @@ def of(name: str, value: Any) -> Framework:
     raise TypeError(f"{name}: {describe(value)}; allowed: {KINDS}")
 
 
-def snapshot(tensors: tuple[Any, ...], out: Any) -> Snapshot | None:
+def snapshot(tensors: tuple[Any, ...], out: Any, is_recorded: bool = False) -> Snapshot | None:
     """As :meth:`Framework.snapshot`, of the framework of the first tensor and the given ``out``."""
     if type(out) is not tuple:
         return None
@@ -448,7 +489,9 @@ def snapshot(tensors: tuple[Any, ...], out: Any) -> Snapshot | None:
         return NUMPY.snapshot(values, outputs)
     if not COUNTED and isinstance(first, getattr(sys.modules.get("torch"), "Tensor", ())):
         of_torch()  # the types are known from then on
-    return of_torch().snapshot(values, outputs) if type(first) in COUNTED else None
+    if type(first) not in COUNTED:
+        return None
+    return of_torch().snapshot(values, outputs, is_recorded)
 
 
 @cache

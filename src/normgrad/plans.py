@@ -33,6 +33,9 @@ _T = TypeVar("_T")
 
 #: The bytes of a workspace up to which a plan on the CPU keeps it for its next run.
 SPARE_BYTES = 4096
+#: The module of functions that autograd records, and those that have an operator's name.
+_RECORDING = "normgrad.torch.functional"
+_RECORDED = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
 #: The number of plans in the cache; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
 
@@ -175,7 +178,8 @@ class Plan:
         Raises:
             TypeError: something that is not a tensor, or an unknown argument.
             ValueError: a tensor with another spec than the plan's, or on another device;
-                overlapping outputs; a workspace that is too small.
+                overlapping outputs; a workspace that is too small; a PyTorch tensor that requires a
+                gradient, which would be lost.
         """
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
@@ -256,11 +260,16 @@ class Plan:
         """Whether no storage is too small for its tensor, of the plan's specs."""
         return not any(map(gt, self._ends, snapshot.rooms))
 
-    def run_checked(self, call: Arguments | Snapshot, workspace: Any, counts: bool = True) -> Any:
+    def run_checked(
+        self, call: Arguments | Snapshot, workspace: Any, is_recorded: bool = False
+    ) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory.
 
-        ``counts`` is whether writes to the caller's results are counted for autograd.
+        ``is_recorded`` is whether the caller tells autograd of the call and of what it writes. If
+        not, no derivative may be lost, and writes to the caller's results are counted.
         """
+        if call.open_tensors and not is_recorded and call.framework.lost(call.tensors):
+            self._refuse_lost(call)
         first = len(self._names)
         results = list(call.values[first:])
         makers = self._makers.get(call.framework) or self._makers_of(call.framework)
@@ -284,13 +293,25 @@ class Plan:
         if self._leaves_spare and region is None:
             self._spare.append(scratch_memory)
 
-        if counts and True in is_callers:
+        if not is_recorded and True in is_callers:
             frameworks.count_writes(compress(call.tensors[first:], is_callers))
         if call.open_tensors:
             for index, *_ in makers:
                 if not is_callers[index]:
                     results[index] = call.framework.result(results[index], call.like)
         return self._operator.result(results)
+
+    def _refuse_lost(self, call: Arguments | Snapshot) -> None:
+        """Raise a ValueError that names a tensor whose derivative the call would lose, if one is.
+
+        Outputs that are masked off do not count.
+        """
+        recording = f"{_RECORDING}.{self.name}" if self.name in _RECORDED else ""
+        titles = [self._titles.get(name, name) for name in self._names]
+        places = [place and place.name for place in self.outputs]
+        for name, tensor in zip((*titles, *places), call.tensors, strict=True):
+            if name is not None:
+                call.framework.keep_derivatives(name, tensor, recording)
 
     def run_at(
         self, addresses: Sequence[int], owners: Sequence[Any], workspace: Any, is_probed: bool
@@ -393,22 +414,23 @@ def call(
     out: Any,
     choices: tuple[Any, ...],
     read_next: bool = False,
-    counts: bool = True,
+    is_recorded: bool = False,
     tell: Callable[[Plan], object] | None = None,
 ) -> Any:
-    """Compute an operator on behalf of its public function.
+    """Compute an operator on behalf of its public function, or of an operator of PyTorch's.
 
     ``choices`` are the arguments that are not tensors; ``read_next`` is as in
-    :class:`.problem.Problem`, and ``counts`` as in :meth:`Plan.run_checked`. ``tell`` gets the plan
-    that has computed.
+    :class:`.problem.Problem`, and ``is_recorded`` as in :meth:`Plan.run_checked`. ``tell`` gets the
+    plan that has computed.
     """
     entries = out_tuple(operator, out)
-    snapshot, kinds, key = frameworks.snapshot(tensors, entries), _kinds(choices), None
+    snapshot = frameworks.snapshot(tensors, entries, is_recorded)
+    kinds, key = _kinds(choices), None
     if snapshot is not None and kinds is not None:
         key = operator, read_next, choices, kinds, snapshot.signature
         plan = _ready.get(key)
         if plan is not None and plan._holds(snapshot):
-            result = plan.run_checked(snapshot, None, counts)
+            result = plan.run_checked(snapshot, None, is_recorded)
             if tell is not None:
                 tell(plan)
             return result
@@ -424,7 +446,7 @@ def call(
             operator, options, specs, out_specs, device=arguments.device, read_next=read_next
         )
         keep(_plans, checked, plan)
-    result = plan.run_checked(arguments, None, counts)
+    result = plan.run_checked(arguments, None, is_recorded)
     if key is not None and arguments.is_direct:
         keep(_ready, key, plan)
     if tell is not None:

@@ -120,6 +120,7 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
     address = opened.address_for(name)
     if opened.read_only is not None:
         raise ValueError(f"{name}: {opened.read_only}")
+    framework.keep_derivatives(name, opened.tensor)
     return Memory(address, size, opened.tensor, True)
 
 
@@ -152,6 +153,7 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
             size = None
         if size is None:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
+        framework.keep_derivatives(name, opened.tensor)
         return Memory(opened.address_for(name), size, opened.tensor, True)
     try:
         if isinstance(value, np.ndarray):  # arrays of some dtypes have no memoryview

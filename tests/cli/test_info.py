@@ -135,6 +135,8 @@ def test_clean_removes_what_normgrad_keeps_and_no_more(cli, tmp_path, monkeypatc
         cache.write(path, b"")
     cache.write(tmp_path / cache.KERNELS / f"{0:016}" / "kernel.o", bytes(3 << 20))
     cache.write(tmp_path / cache.GPU / "verdict.json", b"{}")
+    with cache.alone(cache.TORCH, "build", "works"):
+        pass
     for size in ("3.0", "0.0"):
         result = cli("clean")
         assert (result.exit_code, result.stderr) == (0, "")

@@ -439,8 +439,8 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def _trained(tensor: Any) -> Any:
-    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+def _frozen_parameter(tensor: Any) -> Any:
+    return torch.nn.Parameter(tensor, requires_grad=False)
 
 
 def in_hand(draw: Any, view: View, framework: str, output: bool) -> Any:
@@ -450,7 +450,9 @@ def in_hand(draw: Any, view: View, framework: str, output: bool) -> Any:
         return draw(st.sampled_from(forms))(view.array)
     if framework == "torch":
         made = view.tensor
-        return made if output else draw(st.sampled_from([lambda each: each, _trained]))(made)
+        return (
+            made if output else draw(st.sampled_from([lambda each: each, _frozen_parameter]))(made)
+        )
     return Producer(view.tensor)
 
 

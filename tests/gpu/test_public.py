@@ -122,7 +122,11 @@ def test_out_and_in_place():
 
 def test_autograd_is_not_touched():
     x = torch.randn(3, 4, 5, device=GPU, requires_grad=True)
-    result = ng.batch_norm_backward(torch.randn(3, 4, 5, device=GPU), x, training=True)
+    dy = torch.randn(3, 4, 5, device=GPU)
+    with pytest.raises(ValueError, match=r"^input: requires a gradient, which would be lost"):
+        ng.batch_norm_backward(dy, x, training=True)
+    with torch.no_grad():
+        result = ng.batch_norm_backward(dy, x, training=True)
     assert not any(value.requires_grad for value in result)
 
 

@@ -260,6 +260,18 @@ def test_memory_of_tensors(name):
     run(operator, {**arrays, name: memoryview(bytearray(arrays[name].tobytes()))})
 
 
+@pytest.mark.parametrize("name", TENSORS)
+def test_gradients_that_would_be_lost(name):
+    torch = pytest.importorskip("torch")
+    operator, arrays = create(), {name: torch.tensor(array) for name, array in arrays_of().items()}
+    arrays[name].requires_grad_()
+    assert f"{name}: requires a gradient, which would be lost; allowed: detach()" in fails(
+        BAD_PARAM, name, run, operator, arrays
+    )
+    with torch.no_grad():
+        run(operator, arrays)
+
+
 def test_outputs_that_cannot_be_written():
     operator, arrays = create(), arrays_of()
     frozen = np.zeros(X, np.float32)

@@ -91,6 +91,21 @@ def test_many_axes():
         torch.testing.assert_close(both(), before)
 
 
+def test_a_backward_pass_that_is_recorded():
+    """There PyTorch's operators get tensors that require gradients, with gradients enabled."""
+    x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
+
+    def penalty():
+        output = torch.nn.functional.layer_norm(x, (5,), weight).pow(3).sum()
+        (first,) = torch.autograd.grad(output, x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), (x, weight))
+
+    expected = penalty()
+    with nt.override():
+        torch.testing.assert_close(penalty(), expected)
+
+
 def test_no_warning_and_others_pass():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

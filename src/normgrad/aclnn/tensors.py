@@ -311,7 +311,8 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     Raises:
         AclnnError: 161002, for a dtype or a format that has no number in CANN.
         TypeError: neither an array nor a tensor.
-        ValueError: on another device, or with strides that are not multiples of the item size.
+        ValueError: on another device, with strides that are not multiples of the item size, or a
+            PyTorch tensor that requires a gradient, which would be lost.
     """
     framework = frameworks.of("array", array)
     device = framework.device("array", array)
@@ -320,6 +321,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     if not framework.is_known:
         raise TypeError(f"array: {describe(array)}; allowed: an array or a tensor")
     opened = framework.open("array", array, writing=True)
+    framework.keep_derivatives("array", opened.tensor)
     itemsize, steps = opened.itemsize, opened.steps
     if any(step % itemsize for step in steps):
         raise ValueError(f"array: strides {steps}; allowed: multiples of {itemsize}")

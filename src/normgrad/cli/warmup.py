@@ -18,6 +18,7 @@ from ..dtypes import DType
 from ..layout import contiguous_strides
 from ..machine import NOT_INSTALLED, this_machine, version
 from ..operators.by_name import PLANNED, choices_of
+from ..settings import SettingError
 from ..tensor import TensorSpec
 from . import info, show
 from .files import InputError, one_of
@@ -101,16 +102,16 @@ def warmup(
 
 def _library() -> str:
     """Build the C++ library for PyTorch's layers, and return which way they run."""
-    if torch_build.missing() is not None and torch_build.is_on():
-        start = time.perf_counter()
-        try:
-            with show.progress(1) as advance:
-                torch_build.build()
-                advance("library for PyTorch")
-        except (BuildError, OSError) as error:
-            return f"by Python; the C++ library is not built: {error}"
-        return f"by the C++ library, built in {time.perf_counter() - start:.1f} s"
-    return info.route_of_layers()
+    start = time.perf_counter()
+    try:
+        if torch_build.missing() is None or not torch_build.is_on():
+            return info.route_of_layers()
+        with show.progress(1) as advance:
+            torch_build.build()
+            advance("library for PyTorch")
+    except (BuildError, SettingError, OSError) as error:
+        return f"by Python; the C++ library is not built: {error}"
+    return f"by the C++ library, built in {time.perf_counter() - start:.1f} s"
 
 
 # Typical calls of every kind

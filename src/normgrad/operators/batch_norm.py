@@ -107,7 +107,8 @@ def batch_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs, a PyTorch
+            tensor that requires a gradient, which would be lost.
     """
     choices = (training, momentum, eps, channel_axis)
     tensors = (input, weight, bias, running_mean, running_var)

@@ -76,7 +76,7 @@ def group_norm(
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
         ValueError: a wrong shape or eps, a number of groups, a device, read-only or overlapping
-            outputs.
+            outputs, a PyTorch tensor that requires a gradient, which would be lost.
     """
     choices = (num_groups, eps, channel_axis)
     return call(GROUP_NORM, (input, gamma, beta), out, choices)  # type: ignore[no-any-return]

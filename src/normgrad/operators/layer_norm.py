@@ -71,7 +71,8 @@ def layer_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs, a PyTorch
+            tensor that requires a gradient, which would be lost.
     """
     choices = (normalized_shape, eps)
     return call(LAYER_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]

@@ -65,7 +65,8 @@ def rms_norm(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs, a PyTorch
+            tensor that requires a gradient, which would be lost.
     """
     return call(RMS_NORM, (input, weight), out, (normalized_shape, eps))  # type: ignore[no-any-return]
 

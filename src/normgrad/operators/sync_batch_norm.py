@@ -68,7 +68,8 @@ def batch_norm_stats(
 
     Raises:
         TypeError: an unsupported dtype, or something that is not a tensor.
-        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs.
+        ValueError: a wrong shape or eps, a device, read-only or overlapping outputs, a PyTorch
+            tensor that requires a gradient, which would be lost.
     """
     return call(BATCH_NORM_STATS, (input,), out, (eps, channel_axis))  # type: ignore[no-any-return]
 

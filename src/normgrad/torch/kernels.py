@@ -66,8 +66,9 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
         choices = tuple([options[name] for name in operator.options if name in options])
         plans: list[Any] = []
         returned = call(
-            operator, tuple(tensors.values()), out, choices, read_next=True, tell=plans.append
-        )
+            operator, tuple(tensors.values()), out, choices,
+            read_next=True, is_recorded=True, tell=plans.append,
+        )  # fmt: skip
         results = tuple(
             absent_of(operator, tensors["input"]) if value is None else value
             for value in ((returned,) if operator.out_is_tensor else returned)

@@ -311,7 +311,9 @@ def _run_plan(
         absent = len(operator.all_outputs) - 1 - len(running_out)
         out = (output, *[None] * absent, *running_out)
     plans: list[Any] = []
-    results = call(operator, tensors, out, choices, read_next=True, counts=False, tell=plans.append)
+    results = call(
+        operator, tensors, out, choices, read_next=True, is_recorded=True, tell=plans.append
+    )
     extension.hand_over(plans[0], operator.names, tensors, results)
     return results
 

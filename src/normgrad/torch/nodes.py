@@ -268,7 +268,9 @@ class Forward(Node):
         order = norm.orders[bool(choices[0])]
         tensors = itemgetter(*order)((grad_out, input, weight, *constants, None))
         if not torch.is_grad_enabled() and unwatched() and readable(*tensors):
-            return None, *call(norm.gradient.operator, tensors, None, choices, read_next=True)
+            return None, *call(
+                norm.gradient.operator, tensors, None, choices, read_next=True, is_recorded=True
+            )
         with _WithoutSubclasses():
             return None, *apply_mask(call_schema(norm.gradient, (*tensors, *choices)), mask)
 

@@ -8,21 +8,22 @@ a mean far larger than the deviation or for a thousand ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import dtypes
-from ..operators.sync_batch_norm import (
-    batch_norm_backward_elemt,
-    batch_norm_elemt,
-    batch_norm_gather_stats_with_counts,
-    batch_norm_stats,
-)
+from ..operators import sync_batch_norm as parts
+from ..plans import call
 from . import collectives
 from .kernels import KERNELS, arithmetic, output_for
 
+#: A part of an operator, of which autograd is told as a whole.
+_call = partial(call, is_recorded=True)
+#: The axis of the channels.
+_AXIS = 1
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
 #: The pairs of a layer's key and a group's name for which the ranks have passed the check.
@@ -102,19 +103,21 @@ def sync_batch_norm(
     }
     _check_ranks_agree(key, group, facts, input)
     mean, invstd = torch.empty(2, channels, dtype=torch.float64, device=input.device)
-    batch_norm_stats(input, eps=eps, out=(mean, invstd))
+    _call(parts.BATCH_NORM_STATS, (input,), (mean, invstd), (eps, _AXIS))
     mine = input.numel() // max(1, channels)
     local = torch.cat((mean, invstd, mean.new_full((1,), mine)))
     everyone = collectives.all_gather("sync_batch_norm: statistics", local, group)
     counts = everyone[:, -1].to(torch.int64)
-    mean, invstd, *running = batch_norm_gather_stats_with_counts(
-        input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
-        running_var, counts, momentum=momentum, eps=eps,
-    )  # fmt: skip
+    means, invstds = everyone[:, :channels], everyone[:, channels : 2 * channels]
+    statistics = input, means, invstds, running_mean, running_var, counts
+    mean, invstd, *running = _call(
+        parts.BATCH_NORM_GATHER_STATS_WITH_COUNTS, statistics, None, (momentum, eps)
+    )
     real = arithmetic(input)
     mean, invstd = mean.to(real), invstd.to(real)
     running = [mean.new_empty(0) if new is None else new for new in running]
-    output = batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
+    tensors = input, weight, bias, mean, invstd
+    output = _call(parts.BATCH_NORM_ELEMT, tensors, output_for(input), (_AXIS,))
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
 
@@ -143,7 +146,6 @@ def sync_batch_norm_backward(
         both = torch.cat((sum_dy, sum_dy_xmu))
         collectives.all_reduce("sync_batch_norm: gradients", both, group)
         sum_dy, sum_dy_xmu = both.chunk(2)
-        grad_input = batch_norm_backward_elemt(
-            grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
-        )
+        tensors = grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
+        grad_input = _call(parts.BATCH_NORM_BACKWARD_ELEMT, tensors, None, (_AXIS,))
     return grad_input, grad_weight, grad_bias

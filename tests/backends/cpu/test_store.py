@@ -174,6 +174,12 @@ def test_a_damaged_file_is_made_again(empty, compiled):
     store.addresses([UNIT])
     assert compiled == [UNIT, UNIT]
     assert file.read_bytes() == right
+    file.unlink()
+    os.mkfifo(file, 0o600)  # a read of its content would wait for a writer
+    store._loaded.clear()
+    store.addresses([UNIT])
+    assert compiled == [UNIT] * 3
+    assert file.read_bytes() == right
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "large"])

@@ -14,7 +14,7 @@ from datetime import date
 import pytest
 from support import FULL, INTERPRETED, make, run
 
-from normgrad import cache, loading, plans
+from normgrad import cache, loading, notices, plans
 from normgrad.backends import choice
 from normgrad.backends.triton import selfcheck
 from normgrad.backends.triton.device import INTERPRETED as MADE_UP
@@ -350,8 +350,9 @@ def test_a_first_call_checks_before_it_computes(checks, monkeypatch):
     assert backend._checked
 
 
-def test_other_processes_wait_for_one_check(checks, caplog):
+def test_other_processes_wait_for_one_check(checks, caplog, monkeypatch):
     """A lock that another process holds; its verdict is read once it has the result."""
+    monkeypatch.delenv(notices.QUIET, raising=False)
     path = selfcheck.path_of(GPU.name)
     path.parent.mkdir(mode=0o700, parents=True)
     with path.with_suffix(".lock").open("w") as file:

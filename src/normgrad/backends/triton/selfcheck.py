@@ -6,13 +6,11 @@ float64 oracle in units of the error bound. The verdict is kept on disk for late
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cache
@@ -73,10 +71,14 @@ def _subject(name: str) -> dict[str, str]:
     return {"gpu": name, "sources": _sources(), **{each: _version(each) for each in _PACKAGES}}
 
 
+def _slug(name: str) -> str:
+    """The name of a kind of GPU as a part of files' names."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
 def path_of(name: str) -> Path:
     """The file of the verdict on GPUs of this name, in the user's cache folder."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return folders.folder() / folders.GPU / f"{slug}.json"
+    return folders.folder() / folders.GPU / f"{_slug(name)}.json"
 
 
 def read(name: str) -> Verdict | None:
@@ -92,27 +94,6 @@ def _write(device: Device, verdict: Verdict) -> None:
     content = {"subject": _subject(device.name), **asdict(verdict)}
     with suppress(OSError):  # then every process checks
         folders.write(path_of(device.name), json.dumps(content, indent=1).encode())
-
-
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Let one process of this machine at a time check GPUs of this name; the others wait."""
-    try:
-        path = path_of(name).with_suffix(".lock")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = open(path, "w", opener=folders.at_once)  # noqa: SIM115 - closed below
-    except OSError:  # then every process checks
-        yield
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _logger.warning("waiting for another process that checks GPU kernels for %s", name)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # this file system has no locks
-            pass
-        yield
 
 
 def settled(where: str, device: Device) -> bool:
@@ -137,7 +118,8 @@ def settled(where: str, device: Device) -> bool:
         if verdict is None:
             if _is_recorded(where):
                 return False
-            with _alone(device.name):
+            work = f"checks GPU kernels for {device.name}"
+            with folders.alone(folders.GPU, _slug(device.name), work):
                 verdict = read(device.name) or _checked(where, device)
         _known[device] = verdict
     if verdict.failure:
