@@ -1,4 +1,7 @@
-"""Outputs next to where a half type overflows: the largest number, or infinity, as both may be."""
+"""Outputs next to where a half type overflows: the largest number, or infinity, as both may be.
+
+float16 has its largest number for 65520, which lies between it and infinity, and for no more.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import numpy as np
 import pytest
 from support import FLOATS, HALVES, INTERPRETED, OPERATORS, make, named, run
 
+import normgrad as ng
 from normgrad import dtypes, precision
 from normgrad.reference import Exact
 from normgrad.testing import FORWARD
@@ -13,6 +17,8 @@ from normgrad.testing import FORWARD
 #: The largest numbers, and the numbers from which on rounding gives infinity.
 LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
 END = {"float16": 65520.0, "bfloat16": (2 - 2.0**-8) * 2.0**127}
+#: The numbers of float32 next to float16's.
+BELOW, ABOVE = (np.nextafter(np.float32(65520), np.float32(to)) for to in (0, np.inf))
 #: The roundoffs of float32 from there on to an output. The arithmetic may err by 16 of the scale.
 AWAY = (-40, 0, 40) if INTERPRETED else (-40, -2, 0, 2, 40)
 #: The kinds of calls whose first output is proportional to the weight and bias.
@@ -49,6 +55,51 @@ def test_an_infinite_value_allows_nothing_else(exact):
     for value in (np.inf, -np.inf, np.nan, LARGEST["float16"]):
         same = value == exact or (np.isnan(value) and np.isnan(exact))
         assert units(value, exact, np.inf) == (0 if same else np.inf)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("length", [1, 7, 33, 64])
+def test_a_result_that_float32_rounds_to_the_end(length, sign):
+    """The exact value is 65519.998046875: halfway between two numbers of float32."""
+    weight, bias, mean, invstd = np.array([[sign], [sign * 65519.99609375], [0], [2.0**-9]], "f4")
+    x = np.ones((2, 1, length), np.float16)
+    output = ng.batch_norm_elemt(x, weight, bias, mean, invstd)
+    np.testing.assert_array_equal(output, np.full_like(x, sign * 65504))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("kind", AFFINE)
+def test_float16_overflows_from_above_65520_on(kind, layout):
+    """Outputs that are ± the weight, or the bias, in float32 and float64 arithmetic."""
+    forward = kind in FORWARD
+    # Along each axis gradients add up to 0.
+    signs = (-1.0) ** np.indices((2, 4, 70)).sum(0)
+    for number, expected in (
+        *((BELOW, 65504), (65520, 65504), (ABOVE, np.inf), (65536, np.inf), (1e30, np.inf)),
+        *(((np.inf, np.inf), (-np.inf, -np.inf), (-65520, -65504)) if forward else ()),
+    ):  # fmt: skip
+        for dtype in ("float16",) if forward else ("float16", "float64"):
+            case = make(kind, signs.shape, dtype=dtype, x_dtype="float16", layout=layout)
+            for name, tensor in case.tensors.items():
+                if name in ("weight", "gamma", "bias", "beta"):
+                    case.tensors[name] = np.full(tensor.shape, number, np.float32)
+                elif name != "count":
+                    tensor[...] = name in ("save_invstd", "invstd", "rstd")
+            if kind == "forward_rms_norm":
+                case.tensors["input"][...] = 1
+            elif forward:
+                for name in {"weight", "gamma"} & case.tensors.keys():
+                    case.tensors[name][...] = 1
+            else:
+                case.tensors["grad_out"][...] = signs
+            if {"eps", "training"} & case.options.keys():  # 1/std is 1
+                case.options["eps"] = float(kind != "forward_rms_norm")
+            with np.errstate(all="ignore"):
+                output = np.asarray(next(iter(named(case.call()).values())))
+            assert output.dtype == np.float16
+            wanted = np.full_like(output, expected) if forward else expected * signs
+            np.testing.assert_array_equal(output, wanted, err_msg=f"{number} {dtype}")
 
 
 @pytest.mark.every_case
