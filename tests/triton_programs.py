@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -10,10 +11,12 @@ import numpy as np
 from support import FLOATS, HALVES, Case, lay_out
 
 import normgrad as ng
-from normgrad import TensorSpec
+from normgrad import TensorSpec, testing
 from normgrad.backends import choice
 from normgrad.backends.triton import schedule
 from normgrad.backends.triton.device import Device
+from normgrad.contract import Kind
+from normgrad.operators.by_name import PLANNED
 from normgrad.problem import Problem
 
 H200 = Device()
@@ -95,6 +98,23 @@ def arguments(
             "counts": TensorSpec((3,), "int32"),
         },
     }[name]  # fmt: skip
+
+
+#: Shapes of several ranks, most of whose kernels have the same compile-time constants.
+RANKS = ((2, 16), (2, 2, 16), (2, 2, 2, 2, 16))
+
+
+def calls_of_ranks(kind: str) -> list[Case]:
+    """Calls on tensors of several ranks, of whose axes no two make one; also vectors and counts."""
+    cases = [testing.Case(testing.Topic.VALUES, kind, shape, layout="sliced") for shape in RANKS]
+    if PLANNED[cases[0].operator].statistics is Kind.ROW:
+        cases.append(replace(cases[-1], vectors="sliced"))
+    calls = [case.call() for case in cases]
+    for name in ("count", "counts"):
+        if name in calls[0].tensors:
+            calls.append(cases[0].call())
+            calls[-1].tensors[name] = calls[-1].arrays[name][:, np.newaxis]
+    return calls
 
 
 #: Operators, with the cases of each that have different programs.

@@ -11,11 +11,16 @@ from . import dtypes
 from .dtypes import DType
 from .reference import Exact
 
+#: The bound on the error of the number that is rounded to an output, in unit roundoffs of the
+#: arithmetic's type. CHAIN in backends/cpu/reduce.py counts the roundings of a term.
+ARITHMETIC = 16.0
 #: The bounds in unit roundoffs of the output's scale, for any finite data whose intermediate values
-#: stay in float32's normal range, and for normally distributed data. CHAIN in
-#: backends/cpu/reduce.py counts the roundings of a term; for the half types the last rounding, to
-#: the output, dominates.
-ANY_DATA = {dtypes.float32: 16.0, dtypes.float64: 16.0, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
+#: stay in float32's normal range, and for normally distributed data. For the half types the last
+#: rounding, to the output, dominates.
+ANY_DATA = {
+    dtypes.float32: ARITHMETIC, dtypes.float64: ARITHMETIC,
+    dtypes.float16: 1.05, dtypes.bfloat16: 1.05,
+}  # fmt: skip
 NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 
 
@@ -52,8 +57,10 @@ def error(
 ) -> npt.NDArray[np.float64]:
     """The error of each element in units of its bound: 1 is just allowed.
 
-    Where the exact value is NaN or infinite, or overflows the output's dtype, the output must be
-    the same: the error is 0 if it is, and infinite if not.
+    Where the exact value is NaN, the output must be NaN. An output may be infinite only where the
+    exact value, or a number within ``ARITHMETIC`` roundoffs of the scale from it, is rounded to the
+    same infinity, and must be where all these numbers are. Such an output has the error 0, and one
+    that may not be what it is has an infinite error.
 
     Args:
         actual: an output, of any of the four floating-point dtypes.
@@ -72,9 +79,14 @@ def error(
         difference = abs(got - value)
         units = difference / bound(exact.scale, output, arithmetic, normal)
         units = np.where(difference == 0, 0.0, units)
-        rounded = value.astype(actual.dtype).astype(value.dtype)
-        special = ~np.isfinite(rounded)
-        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+        reach = ARITHMETIC * arithmetic.unit_roundoff * exact.scale
+        reach = np.where(np.isfinite(reach), reach, 0.0)
+        low, high = (
+            number.astype(actual.dtype).astype(value.dtype)
+            for number in (value - reach, value + reach)
+        )
+        special = ~np.isfinite(got) | np.isnan(value) | (np.isinf(low) & (low == high))
+        same = (got == low) | (got == high) | (np.isnan(got) & np.isnan(value))
         units = np.where(special, np.where(same, 0.0, np.inf), units)
         # A NaN instead of a finite value counts as an infinite error.
         units = np.where(np.isnan(units), np.inf, units)

@@ -297,7 +297,6 @@ def _judge(
     assert value.shape == exact.value.shape, name
     units = precision.error(value, exact, arithmetic)
     judged = _spread_over(good, operator.outputs[name][0], value.shape, axis)
-    judged &= ~_about_to_overflow(value, exact, arithmetic)
     worst = units[judged].max(initial=0.0)
     assert worst <= 1, f"{name}: {worst:.3g} of the bound"
 
@@ -345,14 +344,6 @@ def _plain(operator: Operator, options: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "training":
             plain[name] = bool(value)
     return plain
-
-
-def _about_to_overflow(value: Array, exact: reference.Exact, arithmetic: Any) -> Array:
-    """Where an error within the bound decides between the largest number and Inf."""
-    output = dtypes.parse(value.dtype)
-    largest = float(np.finfo(value.dtype).max) if value.dtype.kind == "f" else 3.3895313892515355e38
-    allowed = precision.bound(exact.scale, output, arithmetic)
-    return abs(abs(exact.value) - largest) <= allowed + largest * output.unit_roundoff
 
 
 def _spread_over(good: Array, about: str, shape: tuple[int, ...], axis: int) -> Array:

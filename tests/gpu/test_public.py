@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from gpu_tensors import GPU, compute, only_on_a_gpu, same, tensors_of, to_cpu, to_gpu
 from support import FLOATS, HALVES, OPERATORS, Case, lay_out, make, named
+from triton_programs import calls_of_ranks
 
 import normgrad as ng
+from normgrad import testing
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
@@ -82,6 +84,14 @@ def test_forward(kind, layout, dtype):
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_shapes(kind, shape):
     compute(make(kind, shape, num_groups=1))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", [*OPERATORS, *testing.FORWARD])
+def test_other_ranks_after_each_other(kind):
+    """Rows of one, two and three axes, and counts of one and two, by kernels of the same kind."""
+    for case in calls_of_ranks(kind):
+        compute(case)
 
 
 def test_mixtures_of_dtypes():

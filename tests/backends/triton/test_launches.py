@@ -12,7 +12,9 @@ from typing import Any
 
 import fake_cuda
 import pytest
-from triton_programs import arguments, schedule_of
+from triton_programs import arguments, calls_of_ranks, schedule_of
+
+from normgrad.testing import FORWARD, GRADIENTS
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -92,6 +94,17 @@ def test_every_launch_has_its_size_its_stream_and_all_arguments(in_process, kind
     made, calls = program(kind), [addresses(0), addresses(1), addresses(0)]
     found = in_process(fake_cuda.run, made, calls)
     assert planned(found["launches"]) == expected(made, calls)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", [*GRADIENTS, *FORWARD])
+def test_programs_of_other_ranks_have_kernels_of_their_own(in_process, kind):
+    """A kernel reads its arguments by their places, which depend on all ranks."""
+    programs = [
+        schedule_of(call.name, **call.tensors, **call.options) for call in calls_of_ranks(kind)
+    ]
+    found = [in_process(fake_cuda.run, made, [addresses()])["launches"] for made in programs]
+    assert list(map(planned, found)) == [expected(made, [addresses()]) for made in programs]
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)

@@ -108,6 +108,20 @@ def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.trunc(builder.or_(sign, result), shaped(value.type, I16))
 
 
+def below_overflow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """float32 that float16 makes ±65504 of where it would round ±65520 to infinity.
+
+    ±65520 become the numbers of float32 next to them. float16 overflows from 65520 on, and a result
+    that is a little smaller may be 65520 in float32: to round that by itself would round twice.
+    65504 is also within the bound of a result that is a little larger. bfloat16 is left as it is:
+    intermediate values overflow float32 next to where it overflows.
+    """
+    bits = builder.bitcast(value, shaped(value.type, I32))
+    magnitude = builder.and_(bits, constant(value.type, I32, 0x7FFFFFFF))
+    at_end = builder.icmp_signed("==", magnitude, constant(value.type, I32, 0x477FF000))
+    return builder.bitcast(builder.add(bits, builder.sext(at_end, bits.type)), value.type)
+
+
 def widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
     """A stored value, or a vector of them, in the type of arithmetic."""
     kind = value.type
@@ -148,8 +162,16 @@ def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.bitcast(builder.select(inexact, builder.or_(sign, odd), bits), single)
 
 
+def to_float16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """float32 that ``below_overflow`` has seen, rounded to the bits of float16, to nearest even."""
+    if not converts_halves():
+        return _single_to_half(builder, value)
+    kind = value.type
+    return builder.bitcast(builder.fptrunc(value, shaped(kind, F16)), shaped(kind, I16))
+
+
 def narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
-    """Round floats or doubles, one or a vector, to ``storage``."""
+    """Round floats or doubles, one or a vector, to ``storage``; see also ``below_overflow``."""
     kind = value.type
     if storage == types.float64:
         return builder.fpext(value, shaped(kind, F64)) if element(kind) == F32 else value
@@ -158,9 +180,7 @@ def narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Va
     if element(kind) == F64:
         value = _to_float32_odd(builder, value)
     if storage == float16:
-        if not converts_halves():
-            return _single_to_half(builder, value)
-        return builder.bitcast(builder.fptrunc(value, shaped(kind, F16)), shaped(kind, I16))
+        return to_float16(builder, below_overflow(builder, value))
     bits = builder.bitcast(value, shaped(kind, I32))
     sixteen = constant(kind, I32, 16)
     even = builder.and_(builder.lshr(bits, sixteen), constant(kind, I32, 1))

@@ -23,10 +23,24 @@ from numba.core.imputils import lower_builtin
 
 from ...memory import LINE
 from . import layout
-from .conversions import F32, F64, I16, I32, I64, bfloat16, narrow, size_of, value_type, widen
+from .conversions import (
+    F32,
+    F64,
+    I16,
+    I32,
+    I64,
+    below_overflow,
+    bfloat16,
+    float16,
+    narrow,
+    size_of,
+    to_float16,
+    value_type,
+    widen,
+)
 from .helpers import Emitter, declare, instruction
 from .intrinsics import real_type
-from .target import rounds_to_bfloat16
+from .target import has_many_registers, rounds_to_bfloat16
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -171,8 +185,32 @@ def _rounded_by_instruction(builder: Any, value: ir.Value) -> ir.Value:
     return result
 
 
+def _below_overflow(builder: Any, value: ir.Value) -> ir.Value:
+    """``below_overflow`` of lanes of float32, computed only if one may be as large as 65520.
+
+    One is only if the sum of the squares is as large: that takes half as many instructions.
+    """
+    count = HALF if has_many_registers() else EIGHT
+    parts = [shuffled(builder, value, value, range(i, i + count)) for i in range(0, LANES, count)]
+    total = builder.fmul(parts[0], parts[0])
+    for part in parts[1:]:
+        name = f"llvm.fmuladd.v{count}f32"
+        total = llvm_function(builder, name, part.type, [part, part, total])
+    large = builder.fcmp_unordered(">=", total, constants(F32, [65520.0**2] * count))
+    word = builder.bitcast(large, ir.IntType(count))
+    before = builder.block
+    with builder.if_then(builder.icmp_unsigned("!=", word, word.type(0)), likely=False):
+        other, inside = below_overflow(builder, value), builder.block
+    result = builder.phi(value.type)
+    result.add_incoming(value, before)
+    result.add_incoming(other, inside)
+    return result
+
+
 def packed(builder: Any, value: ir.Value, storage: types.Type, by_words: bool) -> ir.Value:
     """A vector to store, rounded to nearest even; to bfloat16 in words of integers if asked."""
+    if storage == float16 and value.type.element == F32:
+        return to_float16(builder, _below_overflow(builder, value))
     if storage != bfloat16 or value.type.element != F32:
         return narrow(builder, value, storage)
     if by_words or not rounds_to_bfloat16():

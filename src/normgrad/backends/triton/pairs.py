@@ -213,8 +213,23 @@ def as_bfloat16(value):
 
 
 @helper
+def below_overflow(value):
+    """float32 that float16 makes ±65504 of where it would round ±65520 to infinity.
+
+    float16 overflows from 65520 on, and a result that is a little smaller may be 65520 in float32:
+    to round that by itself would round twice. bfloat16 is left as it is: intermediate values
+    overflow float32 next to where it overflows.
+    """
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(tl.abs(value) == 65520.0, bits - 1, bits).to(tl.float32, bitcast=True)
+
+
+@helper
 def rounded(value, CODE: tl.constexpr):
-    """Round a number once, to nearest even, to the dtype that has this code (see dtypes.py)."""
+    """Round a number once, to nearest even, to the dtype that has this code (see dtypes.py).
+
+    ±65520 become ±65504 in float16: see ``below_overflow``.
+    """
     if CODE == 0:
         return value.to(tl.float32)
     elif CODE == 1:
@@ -225,7 +240,7 @@ def rounded(value, CODE: tl.constexpr):
         else:
             single = value
         if CODE == 2:
-            return single.to(tl.float16)
+            return below_overflow(single).to(tl.float16)
         else:
             if INTERPRETED:
                 single = as_bfloat16(single)

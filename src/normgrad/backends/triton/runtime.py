@@ -56,8 +56,7 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
     """
     import triton
 
-    ranks = len(launch.arguments.axes), len(launch.arguments.counts)
-    key = launch.kernel, config, launch.warps, target, ranks, index
+    key = launch.kernel, config, launch.warps, target, _signature(launch.arguments), index
     kernel = _kernels.get(key)
     if kernel is None:
         kernel_source = source(launch.kernel, launch.arguments, config)
