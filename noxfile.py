@@ -56,7 +56,14 @@ def valgrind(session: nox.Session) -> None:
 
 
 #: The tests whose calls the C++ library for PyTorch computes.
-_IN_CPP = ("test_ops", "test_functional", "test_nn", "test_as_stock", "test_unusual_tensors")
+_IN_CPP = (
+    "test_operators",
+    "test_first_calls",
+    "test_functional",
+    "test_nn",
+    "test_as_stock",
+    "test_unusual_tensors",
+)
 
 
 @nox.session

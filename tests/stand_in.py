@@ -79,7 +79,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
             self._cpu = cpu_runtime.Runner(program.cpu)
             self._index = index
 
-        def native(self) -> None:
+        def native(self, addresses) -> None:
             return None
 
         def run(self, addresses: Any) -> None:

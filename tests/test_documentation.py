@@ -243,5 +243,5 @@ def test_the_parser_sees_what_is_there():
     found = blocks("README.md")
     assert [block.argument for block in found if block.mark == "command"] == ["run", "test"]
     assert [block.language for block in found].count("python") == 2
-    assert "docs/pytorch.md#under-inductor" in links("README.md")
+    assert "docs/pytorch.md#under-torchcompile" in links("README.md")
     assert {"in-a-pytorch-model", "on-numpy-arrays", "installing"} <= anchors("README.md")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import devices, dlpack, dtypes, layout, memory, pages
+from . import devices, dlpack, dtypes, layout, memory, pages, torch_build
 from .dtypes import DType
 from .tensor import KINDS, OpenTensor, TensorSpec
 from .unusable import describe
@@ -86,13 +86,11 @@ class Framework(ABC):
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
-    def snapshot(
-        self, values: tuple[Any, ...], outputs: int, is_recorded: bool = False
-    ) -> Snapshot | None:
+    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
         """What can be seen of plain tensors at a glance; None if there is another among them.
 
-        ``outputs`` is the index of the first tensor that is to be written. Unless the
-        caller tells autograd of the call, tensors whose derivatives it loses are not plain.
+        ``outputs`` is the index of the first tensor that is to be written. Tensors whose
+        derivatives autograd would lose are not plain.
         """
         return None
 
@@ -209,9 +207,7 @@ class NumPy(Framework):
             return np.empty_like
         return super().maker(spec, device, alike)
 
-    def snapshot(
-        self, values: tuple[Any, ...], outputs: int, is_recorded: bool = False
-    ) -> Snapshot | None:
+    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
         signature: list[Any] = []
         addresses: list[int] = []
         for index, value in enumerate(values):
@@ -337,14 +333,12 @@ class Torch(Framework):
             return make
         return super().maker(spec, device, alike)
 
-    def snapshot(
-        self, values: tuple[Any, ...], outputs: int, is_recorded: bool = False
-    ) -> Snapshot | None:
+    def snapshot(self, values: tuple[Any, ...], outputs: int) -> Snapshot | None:
         signature: list[Any] = []
         addresses: list[int] = []
         rooms: list[int] = []
         storages: list[Any] = []
-        if self._forward_ad._current_level >= 0 and not is_recorded:
+        if self._forward_ad._current_level >= 0:
             return None
         try:
             for value in values:
@@ -355,7 +349,7 @@ class Torch(Framework):
                     continue
                 if type(value) not in self._types or value.is_neg():
                     return None
-                if value.requires_grad and not is_recorded and self._torch.is_grad_enabled():
+                if value.requires_grad and self._torch.is_grad_enabled():
                     return None
                 storage = value.untyped_storage()
                 start, offset = storage.data_ptr(), value.storage_offset() * value.itemsize
@@ -461,6 +455,10 @@ class DLPack(Framework):
         return dlpack.like_producer(value, like)
 
 
+#: What computes an operator on plain tensors of PyTorch in C++, by its name, its tensors and its
+#: other arguments, or returns NotImplemented; None where that is not loaded.
+compute_in_cpp: Callable[[str, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
+
 #: The types of plain tensors whose writes are counted: PyTorch's, but for subclasses.
 COUNTED: set[type] = set()
 
@@ -480,7 +478,7 @@ def of(name: str, value: Any) -> Framework:
     raise TypeError(f"{name}: {describe(value)}; allowed: {KINDS}")
 
 
-def snapshot(tensors: tuple[Any, ...], out: Any, is_recorded: bool = False) -> Snapshot | None:
+def snapshot(tensors: tuple[Any, ...], out: Any) -> Snapshot | None:
     """As :meth:`Framework.snapshot`, of the framework of the first tensor and the given ``out``."""
     if type(out) is not tuple:
         return None
@@ -489,16 +487,19 @@ def snapshot(tensors: tuple[Any, ...], out: Any, is_recorded: bool = False) -> S
         return NUMPY.snapshot(values, outputs)
     if not COUNTED and isinstance(first, getattr(sys.modules.get("torch"), "Tensor", ())):
         of_torch()  # the types are known from then on
-    if type(first) not in COUNTED:
-        return None
-    return of_torch().snapshot(values, outputs, is_recorded)
+    return of_torch().snapshot(values, outputs) if type(first) in COUNTED else None
 
 
 @cache
 def of_torch() -> Torch:
-    """The interface to PyTorch, which is imported unless it is loaded already."""
+    """The interface to PyTorch, which is imported unless it is loaded already.
+
+    If C++ can compute on its tensors, that is loaded too.
+    """
     import torch
 
+    if torch_build.missing() is None:
+        from .torch import native  # noqa: F401 - it sets compute_in_cpp
     return Torch(torch)
 
 

@@ -14,14 +14,16 @@ from itertools import compress
 from operator import gt, itemgetter
 from typing import Any, TypeVar
 
+import numpy as np
+
 from . import contract, devices, frameworks, layout, memory, views
 from .arguments import Arguments, out_tuple
-from .backends import choice
+from .backends import NativeSchedule, choice
 from .contract import Operator, Specs
-from .frameworks import Framework, Snapshot
+from .frameworks import COUNTED, Framework, Snapshot
 from .options import Options
 from .overlap import Place, check, usable_size
-from .problem import OTHERS, PLACES, WORKSPACE, Role
+from .problem import DATA, OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
 from .workspaces import scratch
 
@@ -260,15 +262,9 @@ class Plan:
         """Whether no storage is too small for its tensor, of the plan's specs."""
         return not any(map(gt, self._ends, snapshot.rooms))
 
-    def run_checked(
-        self, call: Arguments | Snapshot, workspace: Any, is_recorded: bool = False
-    ) -> Any:
-        """Compute on tensors that have the plan's specs, after checking their memory.
-
-        ``is_recorded`` is whether the caller tells autograd of the call and of what it writes. If
-        not, no derivative may be lost, and writes to the caller's results are counted.
-        """
-        if call.open_tensors and not is_recorded and call.framework.lost(call.tensors):
+    def run_checked(self, call: Arguments | Snapshot, workspace: Any) -> Any:
+        """Compute on tensors that have the plan's specs, after checking their memory."""
+        if call.open_tensors and call.framework.lost(call.tensors):
             self._refuse_lost(call)
         first = len(self._names)
         results = list(call.values[first:])
@@ -293,7 +289,7 @@ class Plan:
         if self._leaves_spare and region is None:
             self._spare.append(scratch_memory)
 
-        if not is_recorded and True in is_callers:
+        if True in is_callers:
             frameworks.count_writes(compress(call.tensors[first:], is_callers))
         if call.open_tensors:
             for index, *_ in makers:
@@ -356,9 +352,28 @@ class Plan:
     def _compute(self, addresses: Sequence[int]) -> None:
         """Run the kernels on the addresses of inputs, outputs and workspace, and then a 0."""
         if self._computes:
-            if self.runner is None:
-                self.runner = self._backend.runner(self._schedule)
-            self.runner.run(self._in_slots(addresses))
+            self._prepared().run(self._in_slots(addresses))
+
+    def _prepared(self) -> Any:
+        """The runner, with its kernels loaded."""
+        if self.runner is None:
+            self.runner = self._backend.runner(self._schedule)
+        return self.runner
+
+    def native(self, addresses: Mapping[int, int]) -> NativeSchedule | None:
+        """The schedule for code that runs it without Python; None if only Python can run it.
+
+        ``addresses`` are those of the inputs, by their slots. Those of results are multiples of the
+        largest alignment that kernels are compiled for.
+        """
+        if not self._computes:
+            return NativeSchedule(*np.zeros((2, 0), np.int64))
+        data = [addresses.get(role, 0) for role in DATA]
+        if self._unread:
+            data[Role.INPUT] = data[Role.GRAD_OUT]
+        data[Role.GRAD_OUT] = data[Role.GRAD_OUT] or data[Role.INPUT]
+        schedule: NativeSchedule | None = self._prepared().native(data)
+        return schedule
 
     @cached_property
     def _absent(self) -> tuple[int, ...]:
@@ -393,8 +408,8 @@ class Plan:
 
 
 _plans: dict[Hashable, Plan] = {}
-#: The plans of calls that need no more checks than those of their memory, by (operator,
-#: ``read_next``, the options and their types, the tensors' signature).
+#: The plans of calls that need no more checks than those of their memory, by (operator, the options
+#: and their types, the tensors' signature).
 _ready: dict[Hashable, Plan] = {}
 #: The types of options that are distinguished by their values and types.
 _OPTION_TYPES = frozenset((bool, int, float, tuple, type(None)))
@@ -408,49 +423,35 @@ def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
     cache[key] = value
 
 
-def call(
-    operator: Operator,
-    tensors: tuple[Any, ...],
-    out: Any,
-    choices: tuple[Any, ...],
-    read_next: bool = False,
-    is_recorded: bool = False,
-    tell: Callable[[Plan], object] | None = None,
-) -> Any:
-    """Compute an operator on behalf of its public function, or of an operator of PyTorch's.
+def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]) -> Any:
+    """Compute an operator on behalf of its public function.
 
-    ``choices`` are the arguments that are not tensors; ``read_next`` is as in
-    :class:`.problem.Problem`, and ``is_recorded`` as in :meth:`Plan.run_checked`. ``tell`` gets the
-    plan that has computed.
+    ``choices`` are the arguments that are not tensors.
     """
+    if out is None and frameworks.compute_in_cpp is not None and type(tensors[0]) in COUNTED:
+        results = frameworks.compute_in_cpp(operator.name, tensors, choices)
+        if results is not NotImplemented:
+            return operator.result(results)
     entries = out_tuple(operator, out)
-    snapshot = frameworks.snapshot(tensors, entries, is_recorded)
-    kinds, key = _kinds(choices), None
+    snapshot, kinds, key = frameworks.snapshot(tensors, entries), _kinds(choices), None
     if snapshot is not None and kinds is not None:
-        key = operator, read_next, choices, kinds, snapshot.signature
+        key = operator, choices, kinds, snapshot.signature
         plan = _ready.get(key)
         if plan is not None and plan._holds(snapshot):
-            result = plan.run_checked(snapshot, None, is_recorded)
-            if tell is not None:
-                tell(plan)
-            return result
+            return plan.run_checked(snapshot, None)
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, entries)
-    checked = (operator.name, options, read_next, arguments.key)
+    checked = (operator.name, options, arguments.key)
     plan = _plans.get(checked)
     if plan is None:
         specs = arguments.specs
         out_specs = contract.check(operator, options, specs, specs)
-        plan = Plan(
-            operator, options, specs, out_specs, device=arguments.device, read_next=read_next
-        )
+        plan = Plan(operator, options, specs, out_specs, device=arguments.device)
         keep(_plans, checked, plan)
-    result = plan.run_checked(arguments, None, is_recorded)
+    result = plan.run_checked(arguments, None)
     if key is not None and arguments.is_direct:
         keep(_ready, key, plan)
-    if tell is not None:
-        tell(plan)
     return result
 
 

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import sys
+import sysconfig
 import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
@@ -30,10 +31,10 @@ _SOURCES = Path(__file__).parent / "torch" / "csrc"
 #: The folder of a wheel's library in the package.
 PACKAGED = _SOURCES.parent / "lib" / cache.TORCH
 #: The source that includes the others.
-_MAIN = "operators.cpp"
+_MAIN = "module.cpp"
 #: OpenMP's functions are those of PyTorch's own runtime, so that nothing is linked for them.
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp", "-w")
-_LIBRARIES = ("-ltorch_cpu", "-lc10")
+_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
 def _flags() -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def _flags() -> tuple[str, ...]:
 
 
 def _prefix() -> str:
-    """The start of the library's name: PyTorch's full version and commit, and the processor.
+    """The start of the library's name: PyTorch's full version and commit, Python's, the processor.
 
     PyTorch's ``version.py`` has both, and importing it takes seconds. Builds from several commits
     may have one version, and builds from one commit several.
@@ -53,7 +54,7 @@ def _prefix() -> str:
         raise BuildError("PyTorch is not installed; `pip install torch`")
     facts = Path(spec.origin).with_name("version.py").read_text()
     build = re.findall(r"^(?:__version__|git_version)\b.*?= *['\"]([\w.+-]+)['\"]", facts, re.M)
-    return "-".join(("torch", *build, platform.machine(), ""))
+    return "-".join(("torch", *build, str(sys.implementation.cache_tag), platform.machine(), ""))
 
 
 def path() -> Path:
@@ -130,6 +131,7 @@ def _compile(library: Path, compiler: list[str]) -> None:
     from torch.utils import cpp_extension
 
     folders = [f"-I{folder}" for folder in cpp_extension.include_paths()]
+    folders.append(f"-I{sysconfig.get_path('include')}")
     folders += [f"-L{folder}" for folder in cpp_extension.library_paths()]
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / library.name

@@ -126,6 +126,13 @@ print(again.tobytes() == first.tobytes())
     ]  # fmt: skip
 
 
+#: What PyTorch says of an output or a gradient.
+NO_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 83886080 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
 def test_layers():
     """Their results have no room in what glibc has reserved for a thread, which is 64 MiB."""
     pytest.importorskip("torch")
@@ -152,10 +159,10 @@ print(x.grad)
 y.backward(y.detach())
 print(torch.equal(x.grad, first))
 """) == [
-        "MemoryError: output: no memory for 83886080 bytes; allowed: what the system has left",
-        "MemoryError: output: no memory for 83886080 bytes; allowed: what the system has left",
+        f"RuntimeError: {NO_MEMORY}",
+        f"RuntimeError: {NO_MEMORY}",
         "True",
-        "MemoryError: grad_input: no memory for 83886080 bytes; allowed: what the system has left",
+        f"RuntimeError: {NO_MEMORY}",
         "None",
         "True",
     ]  # fmt: skip
@@ -223,7 +230,6 @@ print(of(sizes[-1]) == first)
         ("calls", (2, 16), "8m"),
         ("calls", (16, 2, 16), "8m"),
         ("calls", (2, 4), "64m"),
-        ("layers", (16, 2, 16), "8m"),
     ],
 )
 @pytest.mark.every_case

@@ -123,7 +123,9 @@ def test_builds_of_pytorch_have_libraries_of_their_own(monkeypatch, tmp_path):
         content += f"debug = False\ncuda: Optional[str] = None\ngit_version = '{commit}'\n"
         (tmp_path / "version.py").write_text(content)
         name = torch_build.path().name
-        assert name.startswith(f"torch-{version}-{commit}-{platform.machine()}-")
+        assert name.startswith(
+            f"torch-{version}-{commit}-{sys.implementation.cache_tag}-{platform.machine()}-"
+        )
         names.append(name)
     assert len(set(names)) == len(names)
 
@@ -192,7 +194,7 @@ def test_a_wrong_setting_ends_no_import(name, value, reason, call):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"by Python; the C++ library is not there: {reason}",
+        f"by PyTorch; the C++ library is not there: {reason}",
         call,
     ]
 
@@ -221,7 +223,7 @@ def test_what_is_no_library_is_not_loaded(folder, monkeypatch, make):
     path = torch_build.path()
     there.mkdir()
     make(path, built)
-    program = "from normgrad.torch import extension; print(extension._reason)"
+    program = "import normgrad.torch; print(normgrad.torch_build.missing())"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
     )

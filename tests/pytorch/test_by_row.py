@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
-F, theirs, ops = nt.functional, torch.nn.functional, nt.ops
+F, theirs = nt.functional, torch.nn.functional
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float64: 1e-12}
 
@@ -54,7 +54,7 @@ def test_functions(shape, dtype):
 @pytest.mark.parametrize("parameters", [None, *DTYPES])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_has_pytorch_s_own_eps(dtype, parameters):
-    """On data as small as its root: functions, layers and operators, in both passes."""
+    """On data as small as its root: functions and layers, in both passes."""
     w = None if parameters is None else tensor(6, dtype=parameters, seed=1)
     for size in (1e-3, 1e-8):
         x = (size * tensor(4, 6).detach()).to(dtype).requires_grad_()
@@ -63,10 +63,9 @@ def test_rms_norm_has_pytorch_s_own_eps(dtype, parameters):
         if w is not None:
             layer.weight = torch.nn.Parameter(w.detach())
         with torch.no_grad():
-            expected = theirs.rms_norm(x, (6,), w)
-            for found in (layer(x), ops._fused_rms_norm(x, [6], w, None)[0]):
-                assert found.dtype == dtype
-                alike((found,), (expected,), DTYPES[dtype])
+            expected, found = theirs.rms_norm(x, (6,), w), layer(x)
+            assert found.dtype == expected.dtype
+            alike((found,), (expected,), DTYPES[dtype])
         expected = gradients(lambda x, *p: theirs.rms_norm(x, (6,), *p), tensors)
         found = gradients(lambda x, *p: F.rms_norm(x, (6,), *p), tensors)
         alike(found, expected, max(DTYPES[each.dtype] for each in tensors))
@@ -139,26 +138,25 @@ def test_derivatives_of_any_order():
     x, w, b = tensor(3, 4, 5), tensor(4, 5, seed=1), tensor(4, 5, seed=2)
 
     def layer(x, w, b):
-        return ops.native_layer_norm(x, [4, 5], w, b, 1e-5)[0]
+        return F.layer_norm(x, (4, 5), w, b)
 
     def rms(x, w):
-        return ops._fused_rms_norm(x, [4, 5], w, 1e-5)[0]
+        return F.rms_norm(x, (4, 5), w, 1e-5)
 
     for function, tensors in ((layer, (x, w, b)), (rms, (x, w))):
         assert torch.autograd.gradcheck(function, tensors, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(function, tensors)
 
 
-@pytest.mark.parametrize("name", ["native_layer_norm", "_fused_rms_norm"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_vmap(name):
     batch, weights = torch.randn(4, 3, 5), torch.randn(4, 5)
-    arguments = (None, 1e-5) if name == "native_layer_norm" else (1e-5,)
 
     def call(x, w):
-        return getattr(ops, name)(x, [5], w, *arguments)[0]
+        return getattr(F, name)(x, (5,), w, eps=1e-5)
 
     found = torch.vmap(call)(batch, weights)
-    torch.testing.assert_close(found, torch.stack([*map(call, batch, weights)]), rtol=0, atol=0)
+    torch.testing.assert_close(found, torch.stack([*map(call, batch, weights)]))
 
 
 def test_layers_are_converted_and_reverted():

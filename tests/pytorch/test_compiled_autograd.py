@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from layer_pairs import LAYERS, data, pair  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import normgrad.torch as nt  # noqa: E402
 
@@ -50,36 +51,68 @@ def test_layers_have_the_right_gradients(name, training):
         torch.testing.assert_close(*results)
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "name", ["native_batch_norm", "native_group_norm", "native_layer_norm", "batch_norm_elemt"]
-)
-def test_operators_have_the_right_gradients(name):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["BatchNorm2d", "GroupNorm", "LayerNorm", "RMSNorm"])
+def test_compilers_see_pytorch_s_operators(name):
+    from torch._dynamo.backends.common import aot_autograd
+
+    names = set()
+
+    def collect(module, inputs):
+        names.update(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
     torch._dynamo.reset()
-    weight, bias, mean, invstd = torch.rand(4, 4, dtype=torch.float64) + 0.5
-    arguments = {
-        "native_batch_norm": (weight, bias, mean, invstd, True, 0.1, 1e-5),
-        "native_group_norm": (weight, bias, 3, 4, 5, 2, 1e-5),
-        "native_layer_norm": ([5], None, None, 1e-5),
-        "batch_norm_elemt": (weight, bias, mean, invstd, 1e-5),
-    }[name]
-    for seed in range(2):
-        torch.manual_seed(seed)
-        x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-        gradients = []
-        for backend in (None, "aot_eager"):
-            results = getattr(nt.ops, name)(x, *arguments)
-            output = results if isinstance(results, torch.Tensor) else results[0]
-            x.grad = None
-            if backend is None:
-                (output**3).sum().backward()
-            else:
-                with torch._dynamo.compiled_autograd._enable(
-                    lambda model: torch.compile(model, backend="eager")
-                ):
-                    (output**3).sum().backward()
-            gradients.append(x.grad)
-        torch.testing.assert_close(*gradients)
+    found = []
+    for layer in pair(name):
+        x = data(name).requires_grad_()
+        loss = (layer(x) ** 3).sum()
+        backend = aot_autograd(fw_compiler=collect)
+        with torch._dynamo.compiled_autograd._enable(
+            torch.compile(backend=backend, fullgraph=True)
+        ):
+            loss.backward()
+        found.append([x.grad, *(each.grad for each in layer.parameters())])
+    torch.testing.assert_close(*found)
+    assert names
+    assert not [each for each in names if "normgrad" in each.lower()]
+
+
+def gradients(module, how, calls):
+    """The gradients of a batch norm and a layer norm by a compiled backward pass."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 5, generator=generator, requires_grad=True)
+    w, dy = (
+        torch.rand(5, generator=generator).requires_grad_(),
+        torch.linspace(-1, 2, 60).reshape(3, 4, 5),
+    )
+
+    def norms(x):
+        y = module.batch_norm(x, None, None, training=True)
+        return module.layer_norm(y**3, (5,), w)
+
+    found = []
+    for _ in range(calls):
+        if how == "hooks":
+            with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.double, torch.Tensor.float):
+                y = norms(x)
+        else:
+            y = checkpoint(norms, x, use_reentrant=how == "reentrant")
+        x.grad = w.grad = None
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            (y**3 * dy).sum().backward()
+        found.append((x.grad, w.grad))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["hooks", "checkpointed", "reentrant"])
+def test_hooks_and_checkpoints(how):
+    """What hooks pack and unpack, and what is computed again, on the second call too."""
+    torch._dynamo.reset()
+    (expected,) = gradients(torch.nn.functional, how, 1)
+    for found in gradients(nt.functional, how, 2):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_step_compiles_its_backward_pass_too():

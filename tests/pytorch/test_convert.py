@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
 import sys
 import warnings
 import weakref
@@ -102,14 +101,11 @@ def step(layer, x):
     return y, *torch.autograd.grad((y**3).sum(), wanted), *layer.buffers()
 
 
-class Seen(torch.utils._python_dispatch.TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
+def names_of_events(layer):
+    """The names of what the profiler sees of a call."""
+    with torch.profiler.profile() as profile:
+        layer(data())
+    return {event.name for event in profile.events()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,10 +117,9 @@ def test_what_a_subclass_adds_stays(kind):
     for training in (True, False):
         results = [step(layer.train(training), data()) for layer in (ours, theirs)]
         torch.testing.assert_close(*results)
-    with Seen() as seen:
-        ours(data())
-    assert any("normgrad" in name for name in seen.names)
-    assert not any("aten.native" in name or "aten.batch_norm" in name for name in seen.names)
+    names = names_of_events(ours)
+    assert any("normgrad::" in name for name in names)
+    assert not any("aten::native" in name or "aten::batch_norm" in name for name in names)
     assert type(nt.revert(ours)) is kind
     assert nt.convert(ours) is ours
     assert nt.converted(ours) == nt.Conversion({f"{kind.__module__}.{kind.__qualname__}": 1}, {})
@@ -565,9 +560,7 @@ def test_register():
     )
     theirs, ours = pair(LocalHidden)
     torch.testing.assert_close(ours(data()), theirs(data()))
-    with Seen() as seen:
-        ours(data())
-    assert "normgrad.native_group_norm.default" in seen.names
+    assert "normgrad::group_norm" in names_of_events(ours)
     with pytest.raises(TypeError, match=r"^cls: 3; allowed: a class of torch.nn.Module's$"):
         nt.register(3)
 
@@ -615,7 +608,7 @@ def test_torch_fx_has_each_layer_as_a_whole(layer):
 REVERT = r"normgrad\.torch\.revert\(model\) first$"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_cannot_be_done_says_to_revert():
     model = nt.convert(network())
     with pytest.raises(TypeError, match=REVERT):
@@ -623,9 +616,6 @@ def test_what_cannot_be_done_says_to_revert():
     quantisation = torch.ao.quantization
     with pytest.raises(TypeError, match=REVERT):
         quantisation.fuse_modules(model, [["0", "1", "2"]])
-    layer = nt.convert(torch.nn.GroupNorm(2, 4))
-    with pytest.raises(TypeError, match=REVERT):
-        layer(torch.quantize_per_tensor(data().float(), 0.1, 0, torch.quint8))
     nt.revert(model)
     torch.jit.script(model)
     quantisation.fuse_modules(model, [["0", "1", "2"]])
@@ -702,18 +692,3 @@ def test_vmap_of_training_says_what_pytorch_says():
             torch.func.vmap(layer)(torch.randn(2, 3, 4, 5, 6))
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
-
-
-@pytest.mark.full
-def test_an_exported_program_alone_says_what_is_missing(tmp_path):
-    file = str(tmp_path / "model.pt2")
-    program = torch.export.export(nt.convert(network()), (data().detach().float(),))
-    torch.export.save(program, file)
-    load = f"import torch; torch.export.load({file!r})"
-    alone = subprocess.run(
-        [sys.executable, "-c", load], capture_output=True, text=True, check=False
-    )
-    assert alone.returncode
-    assert "failed to resolve torch.ops.normgrad.native_batch_norm" in alone.stderr
-    assert "Please import the custom op" in alone.stderr
-    subprocess.run([sys.executable, "-c", f"import normgrad.torch; {load}"], check=True)

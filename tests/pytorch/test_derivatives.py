@@ -1,14 +1,15 @@
-"""Derivatives of every order, by every way that PyTorch has to take them."""
+"""Derivatives of every order: the first by kernels, the others and transforms are PyTorch's."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
-from support import sampled
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
-ops = nt.ops
 func = torch.func
+theirs = torch.nn.functional
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
 
 EPS = 0.1
@@ -19,141 +20,96 @@ def normal(*shape, dtype=torch.float64):
     return torch.randn(*shape, generator=GENERATOR, dtype=dtype)
 
 
-RUNNING_MEAN, RUNNING_VAR = normal(4), normal(4).square() + 0.5
+MEAN, VAR = normal(4), normal(4).square() + 0.5
 X, W, B = normal(3, 4, 2, 3), normal(4), normal(4)
+ROW, ROW_B = normal(2, 3), normal(2, 3)
+
+#: Each norm as a function of a module and of tensors, and those tensors.
+NORMS = {
+    "train": (lambda m, x, w, b: m.batch_norm(x, None, None, w, b, True, 0.1, EPS), (X, W, B)),
+    "evaluate": (lambda m, x, w, b: m.batch_norm(x, MEAN, VAR, w, b, False, 0.1, EPS), (X, W, B)),
+    "group": (lambda m, x, w, b: m.group_norm(x, 2, w, b, EPS), (X, W, B)),
+    "layer": (lambda m, x, w, b: m.layer_norm(x, (2, 3), w, b, EPS), (X, ROW, ROW_B)),
+    "rms": (lambda m, x, w: m.rms_norm(x, (2, 3), w, EPS), (X, ROW)),
+    "instance": (lambda m, x, w, b: m.instance_norm(x, weight=w, bias=b, eps=EPS), (X, W, B)),
+    "train, no affine": (lambda m, x: m.batch_norm(x, None, None, training=True, eps=EPS), (X,)),
+    "group, no affine": (lambda m, x: m.group_norm(x, 2, eps=EPS), (X,)),
+    "layer, weight": (lambda m, x, w: m.layer_norm(x, (2, 3), w, eps=EPS), (X, ROW)),
+    "frozen weight": (lambda m, x, b: m.batch_norm(x, MEAN, VAR, W, b, False, 0.1, EPS), (X, B)),
+}  # fmt: skip
 
 
-def train(x, w, b):
-    return ops.native_batch_norm(x, w, b, RUNNING_MEAN, RUNNING_VAR, True, 0.1, EPS)[0]
-
-
-def evaluate(x, w, b):
-    return ops.native_batch_norm(x, w, b, RUNNING_MEAN, RUNNING_VAR, False, 0.1, EPS)[0]
-
-
-def without_running(x, w, b):
-    return ops.native_batch_norm(x, w, b, None, None, False, 0.1, EPS)[0]
-
-
-def group(x, w, b):
-    return ops.native_group_norm(x, w, b, 3, 4, 6, 2, EPS)[0]
-
-
-def plain_train(x, w, b):
-    centred = x - x.mean((0, 2, 3), keepdim=True)
-    r = (centred.square().mean((0, 2, 3), keepdim=True) + EPS).rsqrt()
-    return centred * r * w.view(4, 1, 1) + b.view(4, 1, 1)
-
-
-def plain_evaluate(x, w, b):
-    r = (RUNNING_VAR + EPS).rsqrt().view(4, 1, 1)
-    return (x - RUNNING_MEAN.view(4, 1, 1)) * r * w.view(4, 1, 1) + b.view(4, 1, 1)
-
-
-def plain_group(x, w, b):
-    centred = (groups := x.reshape(3, 2, -1)) - groups.mean(-1, keepdim=True)
-    r = (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
-    return (centred * r).reshape(x.shape) * w.view(4, 1, 1) + b.view(4, 1, 1)
-
-
-NORMS = {"train": train, "evaluate": evaluate, "group": group}
-PLAIN = {"train": plain_train, "evaluate": plain_evaluate, "group": plain_group}
+def of(module, norm):
+    call, tensors = NORMS[norm]
+    return (lambda *given: call(module, *given)), tensors
 
 
 def leaves(*tensors):
-    return tuple(None if t is None else t.clone().requires_grad_() for t in tensors)
+    return tuple(t.clone().requires_grad_() for t in tensors)
 
 
-AFFINE = ("weight and bias", "weight", "bias", "neither")
-
-
-@pytest.mark.parametrize(
-    ("norm", "affine"),
-    [
-        (norm, affine)
-        for norm in (*NORMS.values(), without_running)
-        for affine in sampled(AFFINE, 2, norm.__name__)
-    ],
-)
-def test_gradcheck(norm, affine):
+@pytest.mark.every_case
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradcheck(norm):
     """First and second derivatives, backwards, forwards over backwards, and batched."""
-    tensors = leaves(X, W if "weight" in affine else None, B if "bias" in affine else None)
-    assert gradcheck(norm, tensors, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(norm, tensors, check_fwd_over_rev=True, check_batched_grad=True)
+    function, tensors = of(nt.functional, norm)
+    assert gradcheck(function, leaves(*tensors), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(
+        function, leaves(*tensors), check_fwd_over_rev="group" not in norm, check_batched_grad=True
+    )
 
 
-@pytest.mark.parametrize("norm", NORMS.values())
-def test_third_derivatives(norm):
-    def gradients(*tensors):
-        return torch.autograd.grad(norm(*tensors).pow(3).sum(), tensors, create_graph=True)
-
-    assert gradgradcheck(gradients, leaves(X, W, B))
-
-
-def mean_without_statistics(dy, x, w):
-    """Gradients whose statistics are left to be found."""
-    return ops.native_batch_norm_backward(dy, x, w, *[None] * 4, True, EPS, [True] * 3)
+def powers(function, tensors, order):
+    """The derivatives of an order: each is of the sum of the cubes of those before it."""
+    given = leaves(*tensors)
+    values = (function(*given),)
+    for _ in range(order):
+        total = sum(value.pow(3).sum() for value in values)
+        values = torch.autograd.grad(total, given, create_graph=True, materialize_grads=True)
+    return [value.detach() for value in values]
 
 
-def test_gradients_without_statistics():
-    assert gradcheck(mean_without_statistics, leaves(normal(3, 4, 2, 3), X, W))
+@pytest.mark.every_case
+@pytest.mark.parametrize("norm", NORMS)
+def test_derivatives_of_the_gradients_are_pytorch_s(norm):
+    """Of the third order too, some of which are wrong in PyTorch: batch, instance and layer norm's.
 
-
-MEAN, INVSTD = normal(4), normal(4).square() + 0.5
-COUNT = torch.tensor([18, 36], dtype=torch.int32)
-PARTS = {
-    "stats": (lambda x: ops.batch_norm_stats(x, EPS), (X,)),
-    "elemt": (lambda *t: ops.batch_norm_elemt(*t, EPS), (X, W, B, MEAN, INVSTD)),
-    "elemt without weight": (
-        lambda x, m, r: ops.batch_norm_elemt(x, None, None, m, r, EPS),
-        (X, MEAN, INVSTD),
-    ),
-    "gather": (
-        lambda m, r: ops.batch_norm_gather_stats_with_counts(
-            X, m, r, RUNNING_MEAN, RUNNING_VAR, 0.1, EPS, COUNT
-        )[:2],
-        # No rank's variance, 1/r² - eps, is negative.
-        (normal(2, 4), normal(2, 4).square().add(1).rsqrt()),
-    ),
-    "reduce": (
-        lambda *t: ops.batch_norm_backward_reduce(*t, W, True, True, True),
-        (normal(3, 4, 2, 3), X, MEAN, INVSTD),
-    ),
-    "backward elemt": (
-        lambda *t: ops.batch_norm_backward_elemt(*t, COUNT),
-        (normal(3, 4, 2, 3), X, MEAN, INVSTD, W, normal(4), normal(4)),
-    ),
-    "backward elemt without weight": (
-        lambda dy, x, m, r, s, t: ops.batch_norm_backward_elemt(dy, x, m, r, None, s, t, COUNT),
-        (normal(3, 4, 2, 3), X, MEAN, INVSTD, normal(4), normal(4)),
-    ),
-}
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_parts_of_synchronised_batch_norm(part):
-    function, tensors = PARTS[part]
-    assert gradcheck(function, leaves(*tensors), check_batched_grad=True)
-    assert gradgradcheck(function, leaves(*tensors), check_batched_grad=True)
-
-
-def test_parts_make_a_batch_norm():
-    """Put together they have batch norm's derivatives, though two ranks see half each."""
-
-    def synchronised(x, w, b):
-        halves = (x[:1], x[1:])
-        each = [ops.batch_norm_stats(half, EPS) for half in halves]
-        mean, invstd, *_ = ops.batch_norm_gather_stats_with_counts(
-            x, torch.stack([m for m, _ in each]), torch.stack([r for _, r in each]),
-            None, None, 0.1, EPS, torch.tensor([6.0, 12.0]),
+    Instance norm is computed as group norm, whose third derivatives PyTorch has right.
+    """
+    for order in (1, 2) if norm == "instance" else (1, 2, 3):
+        expected, found = (
+            powers(*of(module, norm), order) for module in (theirs, nt.functional)
         )  # fmt: skip
-        return torch.cat([ops.batch_norm_elemt(half, w, b, mean, invstd, EPS) for half in halves])
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
-    for derivative in (func.jacrev, lambda f: func.jacrev(func.jacrev(f))):
-        torch.testing.assert_close(
-            derivative(lambda x: synchronised(x, W, B).pow(3).sum())(X),
-            derivative(lambda x: plain_train(x, W, B).pow(3).sum())(X),
-        )
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradients_that_are_recorded_agree_with_those_of_kernels(norm):
+    """And kernels compute again afterwards, with the graph that is kept."""
+    function, tensors = of(nt.functional, norm)
+    given = leaves(*tensors)
+    output, dy = function(*given), normal(*X.shape)
+
+    def gradients(**options):
+        return torch.autograd.grad(output, given, dy, retain_graph=True, **options)
+
+    before, recorded, after = gradients(), gradients(create_graph=True), gradients()
+    assert all(value.grad_fn is not None for value in recorded[:1])
+    assert all(map(torch.equal, before, after))
+    torch.testing.assert_close(recorded, before, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("norm", NORMS)
+def test_batched_gradients(norm):
+    function, tensors = of(nt.functional, norm)
+    given, many = leaves(*tensors), normal(3, *X.shape)
+    output = function(*given)
+    together = torch.autograd.grad(output, given, many, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(output, given, one, retain_graph=True) for one in many]
+    for found, *expected in zip(together, *each, strict=True):
+        torch.testing.assert_close(found, torch.stack(expected))
 
 
 def loss(norm):
@@ -161,100 +117,75 @@ def loss(norm):
 
 
 TRANSFORMS = {
-    "grad": lambda f: func.grad(loss(f), (0, 1, 2))(X, W, B),
-    "vjp": lambda f: func.vjp(f, X, W, B)[1](X),
-    "jvp": lambda f: func.jvp(f, (X, W, B), (X, W + 1, B)),
-    "jacrev": lambda f: func.jacrev(f, (0, 1, 2))(X, W, B),
-    "jacfwd": lambda f: func.jacfwd(f, (0, 1, 2))(X, W, B),
-    "hessian": lambda f: func.hessian(loss(f), (0, 1, 2))(X, W, B),
-    "jacrev of jacrev": lambda f: func.jacrev(func.jacrev(loss(f), (0, 1)), (0, 1))(X, W, B),
-    "jacfwd of jacfwd": lambda f: func.jacfwd(func.jacfwd(loss(f)))(X, W, B),
-    "third grad": lambda f: func.grad(
-        lambda x: func.grad(lambda y: func.grad(loss(f))(y, W, B).pow(2).sum())(x).pow(2).sum()
-    )(X),
-    "grad of jvp of grad": lambda f: func.grad(
-        lambda x: func.jvp(lambda y: func.grad(loss(f))(y, W, B), (x,), (X,))[1].pow(2).sum()
-    )(X),
+    "grad": lambda f, x, w: func.grad(loss(f), (0, 1))(x, w),
+    "vjp": lambda f, x, w: func.vjp(f, x, w)[1](X),
+    "jvp": lambda f, x, w: func.jvp(f, (x, w), (x, w + 1)),
+    "jacrev": lambda f, x, w: func.jacrev(f, (0, 1))(x, w),
+    "jacfwd": lambda f, x, w: func.jacfwd(f, (0, 1))(x, w),
+    "hessian": lambda f, x, w: func.hessian(loss(f), (0, 1))(x, w),
+    "jacrev of jacrev": lambda f, x, w: func.jacrev(func.jacrev(loss(f), (0, 1)), (0, 1))(x, w),
+    "vmap": lambda f, x, w: func.vmap(f)(torch.stack([x, -x]), torch.stack([w, w + 1])),
+    "vmap of grad": lambda f, x, w: func.vmap(func.grad(loss(f), (0, 1)), (0, None))(
+        torch.stack([x, x + 1]), w
+    ),
+    "grad of autograd": lambda f, x, w: func.grad(
+        lambda x: sum(g.square().sum() for g in func.grad(loss(f), (0, 1))(x, w))
+    )(x),
 }
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["train", "evaluate", "group", "layer", "rms"])
 def test_transforms(norm, transform):
-    """As of the same formulas in plain torch; PyTorch's own batch norm has some of these wrong."""
-    ours, theirs = (TRANSFORMS[transform](functions[norm]) for functions in (NORMS, PLAIN))
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    """PyTorch's functions, to the bit; or its error."""
+    outcomes = []
+    for module in (theirs, nt.functional):
+        function, (x, w, *bias) = of(module, norm)
+        try:
+            found = TRANSFORMS[transform](lambda x, w, f=function, b=bias: f(x, w, *b), x, w)
+            outcomes.append(torch.utils._pytree.tree_leaves(found))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+    expected, found = outcomes
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_vmap_of_grad(norm):
-    batch, weights = normal(5, 3, 4, 2, 3), normal(4, 5)
-    for w, axis in ((W, None), (weights, 1)):
-        ours, theirs = (
-            func.vmap(func.grad(loss(f), (0, 1, 2)), (0, axis, None))(batch, w, B)
-            for f in (NORMS[norm], PLAIN[norm])
-        )
-        torch.testing.assert_close(ours, theirs)
-        # A batch of Hessians' products.
-        ours, theirs = (
-            func.vmap(func.grad(lambda x, v, g=f: func.grad(loss(g))(x, v, B).pow(2).sum()),
-                      (0, axis))(batch, w)
-            for f in (NORMS[norm], PLAIN[norm])
-        )  # fmt: skip
-        torch.testing.assert_close(ours, theirs)
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("norm", NORMS)
-def test_halves_are_computed_in_float32(norm, dtype):
-    """The second derivatives of a half tensor are the float32 ones of its values, rounded once."""
-    x, dy, u = (normal(3, 4, 8, 8).to(dtype) for _ in range(3))
-    w, b = W.float(), B.float()
+@pytest.mark.parametrize("norm", ["train", "evaluate", "group", "layer", "rms"])
+def test_second_derivatives_of_halves_are_pytorch_s(norm, dtype):
+    """Of the same gradients' graph: cotangents of the first derivatives, without a loss between."""
+    x, dy, u = (normal(3, 4, 2, 3).to(dtype) for _ in range(3))
+    outcomes = []
+    for module in (theirs, nt.functional):
+        function, (_, w, *bias) = of(module, norm)
+        if norm == "evaluate":
+            mean, var = MEAN.float(), VAR.float()
 
-    def second(x, dy, u):
-        x, dy = x.clone().requires_grad_(), dy.clone().requires_grad_()
-        (weight,) = leaves(w)
-        if norm == "group":
-            output = nt.functional.group_norm(x, 2, weight, b)
-        else:
-            running = (RUNNING_MEAN.float(), RUNNING_VAR.float())
-            output = nt.functional.batch_norm(x, *running, weight, b, norm == "train")
-        gx, gw = torch.autograd.grad(output, (x, weight), dy, create_graph=True)
-        # Cotangents of both gradients, without rounding in between.
-        return torch.autograd.grad((gx, gw), (x, dy, weight), (u, w))
+            def function(x, w, b, m=module, mean=mean, var=var):
+                return m.batch_norm(x, mean, var, w, b, False, 0.1, EPS)
 
-    half = second(x, dy, u)
-    full = second(x.float(), dy.float(), u.float())
-    unit = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    for got, wanted in zip(half, full, strict=True):
-        # One rounding, and what float32 sums in another order differ by.
-        allowed = 1.01 * unit * wanted.abs() + 2**-20 * wanted.abs().max()
-        if got.dtype == torch.float32:
-            allowed = 2**-18 * wanted.abs().max()
-        assert ((got.float() - wanted).abs() <= allowed).all()
-        assert got.isfinite().all()
+        given = leaves(x, dy, w.to(dtype if norm == "rms" else torch.float32))
+        output = function(given[0], given[2], *(b.float() for b in bias))
+        first = torch.autograd.grad(output, given[::2], given[1], create_graph=True)
+        outcomes.append(torch.autograd.grad(first, given, (u, copy.copy(given[2].detach()))))
+    assert all(map(torch.equal, *outcomes))
 
 
 def test_modes_of_forward_derivatives():
     """Tangents are differentiable only where gradients are enabled."""
     from torch.autograd import forward_ad
 
-    (x,) = leaves(X)
+    function, (x, w, b) = of(nt.functional, "train")
+    (x,) = leaves(x)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, X)
-        assert forward_ad.unpack_dual(train(dual, W, B)).tangent.requires_grad
+        assert forward_ad.unpack_dual(function(dual, w, b)).tangent.requires_grad
         with torch.no_grad():
-            output = train(dual, W, B)
+            output = function(dual, w, b)
             assert not output.requires_grad
             assert not forward_ad.unpack_dual(output).tangent.requires_grad
-
-
-def test_statistics_are_constants():
-    (x,) = leaves(X)
-    _, mean, invstd, *new = ops.native_batch_norm(
-        x, None, None, RUNNING_MEAN, RUNNING_VAR, True, 0.1, EPS
-    )
-    assert not any(value.requires_grad for value in (mean, invstd, *new))
-    assert not any(value.requires_grad for value in ops.native_group_norm(
-        x, None, None, 3, 4, 6, 2, EPS)[1:])  # fmt: skip

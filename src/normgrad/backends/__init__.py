@@ -16,7 +16,6 @@ class NativeSchedule(NamedTuple):
         steps: the driver's steps, or the launches of a GPU's kernels.
         driver, parallel: the driver's address, and whether the schedule wants a team of threads.
         launch: the address of CUDA's function for launches.
-        aligned: the lowest bits of the addresses of dy, x and dx that the launches are for.
     """
 
     block: npt.NDArray[np.int64]
@@ -24,4 +23,3 @@ class NativeSchedule(NamedTuple):
     driver: int = 0
     parallel: bool = False
     launch: int = 0
-    aligned: int = 0

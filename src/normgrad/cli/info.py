@@ -90,7 +90,7 @@ def _kernels() -> Rows:
 def route_of_layers() -> str:
     """Whether PyTorch's layers run by the C++ library, or why not."""
     reason = torch_build.missing()
-    return "by the C++ library" if reason is None else f"by Python; the C++ library is {reason}"
+    return "by the C++ library" if reason is None else f"by PyTorch; the C++ library is {reason}"
 
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:

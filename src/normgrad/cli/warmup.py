@@ -110,7 +110,7 @@ def _library() -> str:
             torch_build.build()
             advance("library for PyTorch")
     except (BuildError, SettingError, OSError) as error:
-        return f"by Python; the C++ library is not built: {error}"
+        return f"by PyTorch; the C++ library is not built: {error}"
     return f"by the C++ library, built in {time.perf_counter() - start:.1f} s"
 
 

@@ -1,9 +1,9 @@
-"""Operators, functions and layers that replace PyTorch's own."""
+"""Functions and layers that replace PyTorch's own."""
 
 from __future__ import annotations
 
 from ..torch_build import build
-from . import functional, nn, ops
+from . import functional, native, nn
 from .adapting import register
 from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
 from .estimating import Estimate, estimate
@@ -21,13 +21,14 @@ __all__ = [
     "functional",
     "install",
     "nn",
-    "ops",
     "override",
     "register",
     "revert",
     "uninstall",
     "warmup",
 ]
+
+native.load()
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
 """``torch.nn.functional``'s normalisation functions, computed by normgrad on the CPU and on GPUs.
 
-Calls that normgrad does not support (another device, a dtype, a wrong argument) go to PyTorch's own
-function, which computes them or raises its own error.
+Eager calls on plain tensors run normgrad's kernels, in C++. Every other call is PyTorch's own
+function: for what normgrad does not support, and wherever a compiler, transform, tracer, mode or
+subclass of tensors has to see the call.
 """
 
 from __future__ import annotations
@@ -11,31 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import contract, devices
-from . import collectives, layers, watching
-from .nodes import call_and_store
+from . import collectives, native, synchronised
 
-
-def _compute(function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
-    """Compute one of the functions below, or let a class or mode of PyTorch's handle the call."""
-    if has_torch_function(arguments) and not any(map(watching.has_rules, arguments)):
-        output: Tensor = handle_torch_function(function, arguments, *arguments)
-        return output
-    return layers.compute(function.__name__, arguments)
+_stock = torch.nn.functional
 
 
-def wants_gradients(*tensors: Any) -> bool:
-    """Whether eager autograd saves tensors for the gradients of some of these."""
-    wanted = any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
-    # What changes in a compiled program changes copies.
-    return wanted and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
-def saves_copy(input: Any) -> bool:
-    """Whether PyTorch's RMS norm saves a copy of its input, in float32, so that it may change."""
-    return isinstance(input, Tensor) and input.is_cpu and input.dtype.itemsize == 2
+def _compute(
+    norm: Callable[..., Any], stock: Callable[..., Tensor], arguments: tuple[Any, ...]
+) -> Tensor:
+    """Compute one of the functions below, or have PyTorch's function compute it."""
+    # A constant in compiled code, which has only PyTorch's function.
+    if not torch.compiler.is_dynamo_compiling():
+        output: Tensor = norm(*arguments)
+        if output is not NotImplemented:
+            return output
+    return stock(*arguments)
 
 
 def batch_norm(
@@ -64,7 +56,7 @@ def batch_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     arguments = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _compute(batch_norm, arguments)
+    return _compute(native.batch_norm, _stock.batch_norm, arguments)
 
 
 def cumulative_batch_norm(
@@ -81,8 +73,8 @@ def cumulative_batch_norm(
     The arguments are as for :func:`batch_norm`; ``batches`` is the number of batches so far, with
     this one, as a tensor of one integer.
     """
-    arguments = (input, running_mean, running_var, weight, bias, batches, eps)
-    return _compute(cumulative_batch_norm, arguments)
+    momentum = 1.0 / float(batches)
+    return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
 
 
 def sync_batch_norm(
@@ -97,7 +89,6 @@ def sync_batch_norm(
     process_group: Any = None,
     *,
     key: int = -1,
-    batches: Tensor | None = None,
 ) -> Tensor:
     """Batch norm over the batches of all ranks of a process group.
 
@@ -117,9 +108,6 @@ def sync_batch_norm(
         key: a number that identifies the place of this call in the program. At the first call with
             a key and a group, the group's ranks check that their arguments agree. A negative key
             turns the check off.
-        batches: in training, the number of batches so far, with this one, as a tensor of one
-            integer: the running statistics become the average over all batches, and ``momentum`` is
-            1. None for the weight ``momentum``.
 
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function for this rank's arguments.
@@ -129,57 +117,10 @@ def sync_batch_norm(
     """
     group = collectives.default_group() if process_group is None else process_group
     if training is not True or group is None or collectives.size(group) == 1:
-        if training is True and batches is not None and running_mean is not None:
-            assert running_var is not None
-            return cumulative_batch_norm(
-                input, running_mean, running_var, weight, bias, batches, eps
-            )
         return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    if not isinstance(momentum, layers.NUMBERS):
-        kind = type(momentum).__name__
-        raise TypeError(f"sync_batch_norm(): argument 'momentum' must be float, not {kind}")
-    if not eps > 0:
-        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
-    _check_synchronised(input, running_mean, running_var, weight, bias)
-    tensors = input, weight, bias, running_mean, running_var
-    choices = momentum, eps, collectives.name_of(group), key
-
-    def store(results: Sequence[Tensor]) -> None:
-        layers.update_running((running_mean, running_var), results[3:5], batches)
-
-    output: Tensor = call_and_store("sync_batch_norm", (*tensors, *choices), store)[0]
-    return output
-
-
-def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
-    """Check this rank's arguments before the first collective, with PyTorch's messages.
-
-    An error after it would leave the other ranks waiting.
-    """
-    if input.dim() < contract.MIN_RANK:
-        raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
-    if input.dim() > contract.MAX_RANK:
-        raise ValueError(f"expected at most {contract.MAX_RANK}D input (got {input.dim()}D input)")
-    channels = input.shape[1]
-    if channels == 0:
-        raise ValueError("SyncBatchNorm number of input channels should be non-zero")
-    if input.device.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"SyncBatchNorm expected input tensor to be on cpu or cuda, but got {input.device}"
-        )
-    if input.is_cuda and not layers.is_usable(input.device.index):
-        devices.check("input", str(input.device))
-    names = ("running_mean", "running_var", "weight", "bias")
-    for name, tensor in (("input", input), *zip(names, vectors, strict=True)):
-        if tensor is None:
-            continue
-        if tensor.device != input.device:
-            devices.check_same(name, str(tensor.device), str(input.device), "input")
-        if tensor.dtype not in layers.FLOATS:
-            allowed = ", ".join(str(dtype) for dtype in layers.FLOATS)
-            raise TypeError(f"{name}: {tensor.dtype}; allowed: {allowed}")
-        if tensor is not input and tensor.shape != (channels,):
-            raise RuntimeError(f"{name} should contain {channels} elements not {tensor.numel()}")
+    return synchronised.batch_norm(
+        input, running_mean, running_var, weight, bias, momentum, eps, group, key
+    )
 
 
 def group_norm(
@@ -203,7 +144,7 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    return _compute(group_norm, (input, num_groups, weight, bias, eps))
+    return _compute(native.group_norm, _stock.group_norm, (input, num_groups, weight, bias, eps))
 
 
 def layer_norm(
@@ -227,7 +168,8 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    return _compute(layer_norm, (input, normalized_shape, weight, bias, eps))
+    arguments = (input, normalized_shape, weight, bias, eps)
+    return _compute(native.layer_norm, _stock.layer_norm, arguments)
 
 
 def rms_norm(
@@ -248,9 +190,7 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    if saves_copy(input) and wants_gradients(input):
-        input = input.clone()
-    return _compute(rms_norm, (input, normalized_shape, weight, eps))
+    return _compute(native.rms_norm, _stock.rms_norm, (input, normalized_shape, weight, eps))
 
 
 def instance_norm(
@@ -277,4 +217,41 @@ def instance_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     arguments = (input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    return _compute(instance_norm, arguments)
+    return _compute(_instance_norm, _stock.instance_norm, arguments)
+
+
+def _instance_norm(
+    input: Any,
+    mean: Any,
+    var: Any,
+    weight: Any,
+    bias: Any,
+    use_input_stats: Any,
+    momentum: Any,
+    eps: Any,
+) -> Any:
+    """Instance norm by group norm or batch norm; NotImplemented if PyTorch has to compute it."""
+    if (
+        native.has_observers() is not False
+        or not (  # they see all that is done here
+            type(input) is Tensor
+            and input.dim() > 2
+            and input.shape[2:].numel() > 1
+            and use_input_stats is (mean is None and var is None)
+            and type(momentum) is float  # PyTorch checks it, although nothing depends on it here
+        )
+    ):
+        return NotImplemented
+    # PyTorch's function saves copies: all but the input may change before the backward pass.
+    weight = _copy(weight)
+    if not use_input_stats:
+        return native.batch_norm(input, _copy(mean), _copy(var), weight, bias, False, momentum, eps)
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):  # which leaves instance norm as it is
+        return NotImplemented
+    return native.group_norm(input, input.shape[1], weight, bias, eps)
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a tensor whose changes autograd would see; anything else as it is."""
+    is_plain = type(value) in (Tensor, torch.nn.Parameter)  # another class would see the copy
+    return value.clone() if is_plain and torch.is_grad_enabled() else value

@@ -17,7 +17,7 @@ from torch.fx import Proxy
 from torch.nn import Module
 
 from ..unusable import describe
-from . import collectives, functional, watching
+from . import collectives, functional
 
 
 class Ours(Module):
@@ -75,14 +75,6 @@ def _batch_norm_tensors(layer: Any) -> tuple[Any, Any, Any, Any, Any]:
         return (*tracked, layer.weight, layer.bias)
 
 
-def functions_for(input: Any, *vectors: Any) -> Any:
-    """normgrad's functions; PyTorch's where they refuse float64 beside vectors of another dtype."""
-    if getattr(input, "dtype", None) is not torch.float64:
-        return functional
-    alike = all(each is None or each.dtype is torch.float64 for each in vectors)
-    return functional if alike else torch.nn.functional
-
-
 def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
     """Record a layer's call in a torch.fx graph as one node, like the calls of PyTorch's layers."""
     proxy: Any = next(value for value in (*args, *kwargs.values()) if isinstance(value, Proxy))
@@ -91,19 +83,9 @@ def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _batch_norm(
-    layer: Any,
-    input: Tensor,
-    norm: Callable[..., Tensor] = functional.batch_norm,
-    cumulative_norm: Callable[..., Tensor] = functional.cumulative_batch_norm,
+    layer: Any, input: Tensor, norm: Callable[..., Tensor] = functional.batch_norm
 ) -> Tensor:
-    """What a batch norm computes.
-
-    Args:
-        layer: the layer.
-        input: its input.
-        norm: takes the arguments of :func:`.functional.batch_norm`.
-        cumulative_norm: the same where the running statistics are the average over all batches.
-    """
+    """What a batch norm computes; ``norm`` takes what :func:`.functional.batch_norm` takes."""
     layer._check_input_dim(input)
     mean, var, batches, weight, bias = _batch_norm_tensors(layer)
     training = layer.training
@@ -116,17 +98,8 @@ def _batch_norm(
     if batches is not None:
         batches.add_(1)
     momentum = layer.momentum
-    # Synchronised layers take all mixtures; whether the ranks agree, they find out together.
-    if norm is functional.batch_norm and functions_for(input, mean, weight) is not functional:
-        return torch.nn.functional.batch_norm(
-            input, mean, var, weight, bias, training, momentum or 0.0, layer.eps
-        )
     if momentum is None:
-        momentum = 0.0
-        if not (batches is None or mean is None or var is None):
-            if not watching.leaves_averaging(batches, mean, var):
-                return cumulative_norm(input, mean, var, weight, bias, batches, layer.eps)
-            momentum = 1.0 / float(batches)
+        momentum = 0.0 if batches is None else 1.0 / float(batches)
     return norm(input, mean, var, weight, bias, training, momentum, layer.eps)
 
 
@@ -158,8 +131,7 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         weight, bias = _affine(self)
-        functions = functions_for(input, weight)
-        return functions.group_norm(input, self.num_groups, weight, bias, self.eps)
+        return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
 class LayerNorm(Ours, torch.nn.LayerNorm):
@@ -170,8 +142,7 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         weight, bias = _affine(self)
-        functions = functions_for(input, weight)
-        return functions.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNorm(Ours, torch.nn.RMSNorm):
@@ -195,7 +166,7 @@ class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         use_input_stats = self.training or not self.track_running_stats
-        return functions_for(input, self.weight, self.running_mean).instance_norm(
+        return functional.instance_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, use_input_stats,
             self.momentum or 0.0, self.eps,
         )  # fmt: skip
@@ -264,14 +235,10 @@ class SyncBatchNorm(_BatchNorm):
         if isinstance(group, str):
             group = collectives.by_name(group)
 
-        def norm(*arguments: Any, batches: Tensor | None = None) -> Tensor:
-            return functional.sync_batch_norm(*arguments, group, key=key, batches=batches)  # type: ignore[misc]
+        def norm(*arguments: Any) -> Tensor:
+            return functional.sync_batch_norm(*arguments, group, key=key)  # type: ignore[misc]
 
-        def cumulative_norm(*arguments: Any) -> Tensor:
-            *first, batches, eps = arguments
-            return norm(*first, True, 1.0, eps, batches=batches)
-
-        return _batch_norm(self, input, norm, cumulative_norm)
+        return _batch_norm(self, input, norm)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace the process group, which cannot leave its process, by its name."""

@@ -55,8 +55,8 @@ class Runner:
         self.table[B.STEP_COUNT] = len(self.steps)
         self._drive = partial(_Drive(self.driver), self.table.ctypes.data)
 
-    def native(self) -> NativeSchedule:
-        """The schedule for code that runs it without Python."""
+    def native(self, addresses: Sequence[int]) -> NativeSchedule:
+        """The schedule for code that runs it without Python; it is the same for all addresses."""
         return NativeSchedule(self.template, self.steps, driver=self.driver, parallel=self.parallel)
 
     def run(self, addresses: Sequence[int]) -> None:

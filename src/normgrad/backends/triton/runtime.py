@@ -98,24 +98,25 @@ class Runner:
         self._launches = schedule.launches
         self._index = index
         self._ready: dict[tuple[int, ...], Ready] = {}
-        self._last: tuple[tuple[int, ...], Ready] | None = None
         if index is not None:
             import torch
 
             self._cuda = torch.cuda
             self._stream = torch._C._cuda_getCurrentRawStream
 
-    def native(self) -> NativeSchedule | None:
-        """The last run's launches for code that makes them without Python; None if it cannot."""
+    def native(self, addresses: Sequence[int]) -> NativeSchedule | None:
+        """The launches for code that makes them without Python; None if it cannot.
+
+        ``addresses`` are those of dy, x and dx; the launches are for others of their alignment.
+        """
         function = cuda_driver.function()
-        if self._last is None or function is None:
+        if self._index is None or function is None:
             return None
-        key, ready = self._last
-        if ready.steps is None:
+        with self._cuda.device(self._index):
+            steps = self._ready_for(addresses).steps
+        if steps is None:
             return None
-        aligned = sum(bits << cuda_driver.ALIGNED_BITS * place for place, bits in enumerate(key))
-        nothing = np.zeros(0, np.int64)
-        return NativeSchedule(nothing, ready.steps, launch=function, aligned=aligned)
+        return NativeSchedule(np.zeros(0, np.int64), steps, launch=function)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""
@@ -128,13 +129,16 @@ class Runner:
                 self._start(addresses)
 
     def _start(self, addresses: Sequence[int]) -> None:
+        self._ready_for(addresses).start(addresses, self._stream(self._index))
+
+    def _ready_for(self, addresses: Sequence[int]) -> Ready:
+        """The launches for the alignment of these addresses."""
         low = (1 << cuda_driver.ALIGNED_BITS) - 1
         key = (addresses[0] & low, addresses[1] & low, addresses[2] & low)
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready.setdefault(key, self._prepare(key))
-        ready.start(addresses, self._stream(self._index))
-        self._last = key, ready
+        return ready
 
     def _prepare(self, key: tuple[int, ...]) -> Ready:
         if self._cuda.is_current_stream_capturing():

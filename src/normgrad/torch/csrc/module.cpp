@@ -1,0 +1,249 @@
+// The Python module normgrad.torch._native: norms and operators on plain tensors of PyTorch.
+//
+// Its functions return NotImplemented where normgrad does not compute a call, so that PyTorch's own
+// function or normgrad's Python does.
+
+#include "norms.cpp"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <deque>
+
+namespace normgrad {
+namespace {
+
+// Python's functions planning.plan and stacks.learn, of the newest import of normgrad. They are never
+// destroyed, since threads may outlive Python.
+py::object &planner = *new py::object(), &stack_learner = *new py::object();
+
+bool read_integer(PyObject* value, Choice& choice) {
+  int overflow = 0;
+  if (!PyLong_CheckExact(value)) {
+    return false;
+  }
+  choice.values.push_back(PyLong_AsLongLongAndOverflow(value, &overflow));
+  return overflow == 0;
+}
+
+// Reads a tuple or list whose items are all integers, or in a tuple all booleans.
+bool read_sequence(PyObject* value, Choice& choice) {
+  if (!PyTuple_Check(value) && !PyList_Check(value)) {
+    return false;
+  }
+  PyObject** items = PySequence_Fast_ITEMS(value);
+  const auto size = PySequence_Fast_GET_SIZE(value);
+  choice.kind = PyTuple_Check(value) && size > 0 && PyBool_Check(items[0]) ? Choice::Mask : Choice::Sizes;
+  return std::all_of(items, items + size, [&](PyObject* item) {
+    if (choice.kind == Choice::Sizes) {
+      return read_integer(item, choice);
+    }
+    choice.values.push_back(item == Py_True);
+    return PyBool_Check(item) != 0;
+  });
+}
+
+// Reads an argument of any type that operators take; an integer as a number where one is wanted.
+bool read_choice(PyObject* value, bool is_number, Choice& choice) {
+  if (value == Py_None) {
+    return true;
+  }
+  if (PyBool_Check(value)) {
+    choice = {Choice::Bool, {value == Py_True}};
+    return true;
+  }
+  if (PyFloat_CheckExact(value) || (is_number && PyLong_CheckExact(value))) {
+    choice = {Choice::Float, {c10::bit_cast<int64_t>(PyFloat_AsDouble(value))}};
+    return PyErr_Occurred() == nullptr || (PyErr_Clear(), false);  // an integer may be too large
+  }
+  choice.kind = Choice::Int;
+  return PyLong_CheckExact(value) ? read_integer(value, choice) : read_sequence(value, choice);
+}
+
+// A tuple of tensors, with None for those that are absent.
+py::tuple tuple_of(c10::ArrayRef<Tensor> tensors) {
+  py::tuple tuple(tensors.size());
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    tuple[index] = tensors[index].defined()
+        ? py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[index]))
+        : py::none();
+  }
+  return tuple;
+}
+
+bool read_tensor(PyObject* value, Tensors& tensors) {
+  if (value == Py_None) {
+    tensors.emplace_back();
+    return true;
+  }
+  if (!THPVariable_CheckExact(value)) {
+    return false;
+  }
+  tensors.push_back(THPVariable_Unpack(value));
+  return true;
+}
+
+// Whether PyTorch or a mode of its has to see calls of this thread.
+bool has_observers() {
+  return is_observed() || at::impl::torch_function_mode_enabled();
+}
+
+template <Norm::Kind kind>
+PyObject* compute_norm(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  const Norm& norm = norm_of(kind);
+  Tensors tensors;
+  Choices choices(norm.choices.size());
+  if (count != static_cast<Py_ssize_t>(norm.tensors.size() + norm.choices.size()) || has_observers()) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  for (size_t index : norm.tensors) {
+    if (!read_tensor(arguments[index], tensors)) {
+      Py_RETURN_NOTIMPLEMENTED;
+    }
+  }
+  for (size_t index = 0; index < norm.choices.size(); ++index) {
+    const auto wanted = norm.types[index];
+    Choice& choice = choices[index];
+    if (!read_choice(arguments[norm.choices[index]], wanted == Choice::Float, choice) ||
+        (choice.kind != wanted && !(choice.kind == Choice::None && norm.kind == Norm::Rms))) {
+      Py_RETURN_NOTIMPLEMENTED;
+    }
+  }
+  std::optional<Tensor> output;
+  if (tensors[0].defined()) {
+    const py::gil_scoped_release no_gil;
+    output = compute(norm, std::move(tensors), std::move(choices));
+  }
+  if (!output) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  return THPVariable_Wrap(std::move(*output));
+  END_HANDLE_TH_ERRORS
+}
+
+// The operators of functions, which live as long as the process; Python's lock guards the list.
+std::deque<Operator>& functions() {
+  static auto& all = *new std::deque<Operator>();
+  return all;
+}
+
+// Computes an operator, by its number: of a tuple of tensors and a tuple of other arguments.
+PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 3, "normgrad: three arguments are needed");
+  const size_t number = PyLong_AsSize_t(arguments[0]);
+  if (has_observers() || number >= functions().size()) {
+    PyErr_Clear();
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  Tensors tensors, results;
+  Choices choices(PyTuple_GET_SIZE(arguments[2]));
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[1]); ++index) {
+    if (!read_tensor(PyTuple_GET_ITEM(arguments[1], index), tensors)) {
+      Py_RETURN_NOTIMPLEMENTED;
+    }
+  }
+  for (size_t index = 0; index < choices.size(); ++index) {
+    PyObject* value = PyTuple_GET_ITEM(arguments[2], static_cast<Py_ssize_t>(index));
+    if (!read_choice(value, false, choices[index])) {
+      Py_RETURN_NOTIMPLEMENTED;
+    }
+  }
+  const bool records = at::GradMode::is_enabled();
+  bool is_done = tensors[0].defined();
+  for (const Tensor& tensor : tensors) {
+    is_done = is_done && is_plain(tensor) && !(records && tensor.defined() && tensor.requires_grad());
+  }
+  if (is_done) {
+    Operator& function = functions()[number];
+    const py::gil_scoped_release no_gil;
+    is_done = function.compute(tensors, choices, results);
+  }
+  if (!is_done) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  return tuple_of(results).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+template <typename Function>
+PyCFunction as_method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"batch_norm", as_method(compute_norm<Norm::Batch>), METH_FASTCALL, nullptr},
+    {"group_norm", as_method(compute_norm<Norm::Group>), METH_FASTCALL, nullptr},
+    {"layer_norm", as_method(compute_norm<Norm::Layer>), METH_FASTCALL, nullptr},
+    {"rms_norm", as_method(compute_norm<Norm::Rms>), METH_FASTCALL, nullptr},
+    {"compute", as_method(compute_operator), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+std::shared_ptr<const Plan> ask(
+    const std::string& name, bool is_layer, c10::ArrayRef<Tensor> tensors,
+    c10::ArrayRef<Choice> choices) {
+  static const auto& none = *new std::shared_ptr<const Plan>(std::make_shared<Plan>());
+  if (Py_IsInitialized() == 0) {
+    return none;
+  }
+  const py::gil_scoped_acquire gil;
+  try {
+    py::object format = py::none();
+    if (is_layer) {
+      const auto suggested = tensors[0].suggest_memory_format();
+      format = py::str(
+          suggested == at::MemoryFormat::ChannelsLast         ? "channels_last"
+              : suggested == at::MemoryFormat::ChannelsLast3d ? "channels_last_3d"
+                                                              : "contiguous_format");
+    }
+    const Signature signature({}, choices);
+    const auto words = signature.words();
+    const py::bytes numbers(
+        reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int64_t));
+    const py::object answer = planner(name, format, tuple_of(tensors), numbers);
+    if (answer.is_none()) {
+      return none;
+    }
+    const auto plan = answer.cast<std::string_view>();
+    return read_plan(
+        {reinterpret_cast<const int64_t*>(plan.data()), plan.size() / sizeof(int64_t)});
+  } catch (py::error_already_set& raised) {  // may be raised again in another thread
+    raised.restore();
+    python_error error;
+    error.persist();
+    throw error;
+  }
+}
+
+bool learn_stack() {
+  if (Py_IsInitialized() == 0) {
+    return false;
+  }
+  const py::gil_scoped_acquire gil;
+  stack_learner();
+  return true;
+}
+
+}  // namespace normgrad
+
+PYBIND11_MODULE(_native, module) {
+  using namespace normgrad;
+  if (PyModule_AddFunctions(module.ptr(), methods) != 0) {
+    throw py::error_already_set();
+  }
+  module.attr("TEAM") = py::tuple(py::cast(team_functions()));
+  module.def("set_threads", use_threads);
+  module.def("has_observers", has_observers);
+  module.def("connect", [](py::object plan, py::object learn) {
+    planner = std::move(plan);
+    stack_learner = std::move(learn);
+  });
+  module.def("add_operator", [](std::string name) {
+    functions().emplace_back(std::move(name), false);
+    return functions().size() - 1;
+  });
+}

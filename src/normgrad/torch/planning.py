@@ -1,0 +1,262 @@
+"""The plans of C++: from a call's tensors and other arguments to integers that C++ reads.
+
+C++ asks for a plan at the first call of a kind, and takes it as the result of the question. A plan
+follows from the tensors' specs alone, and making one computes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import contract, devices, dtypes, frameworks, notices
+from ..contract import NEW_RUNNING, OUTPUT, Operator
+from ..operators.by_name import PLANNED
+from ..options import Options
+from ..plans import Plan
+from ..problem import WORKSPACE
+from ..tensor import TensorSpec
+from . import native
+
+#: The dtypes of results, by the numbers of plans.cpp.
+_DTYPES = (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int64)
+#: The kinds of results, as in plans.h.
+_ABSENT, _NEW, _IN_PLACE = range(3)
+#: The outputs that update running statistics in place, and those statistics.
+_RUNNING = {output.name: output.in_place[0] for output in NEW_RUNNING}
+
+
+def plan(
+    name: str, memory_format: str | None, tensors: tuple[Any, ...], choices: bytes
+) -> bytes | None:
+    """The description of a call's plan; None where PyTorch, or Python, has to compute the call.
+
+    Args:
+        name: the operator's name.
+        memory_format: for an operator that is called by a layer, PyTorch's format of the layer's
+            output, such as "channels_last"; then running statistics are updated in place, and what
+            normgrad does not support is PyTorch's. None for an operator that a function calls.
+        tensors: plain tensors, in the order of the operator's parameters; None where absent.
+        choices: the other arguments, in the order of the operator's options, as the integers of
+            plans.cpp.
+
+    Raises:
+        TypeError, ValueError: as the operator's function, unless a layer calls.
+        KernelError: the kernels cannot be compiled.
+    """
+    operator, is_layer = PLANNED[name], memory_format is not None
+    try:
+        options = operator.read_options(*_read_choices(choices))
+        specs, device = _specs_of(operator, tensors)
+        given: dict[str, TensorSpec | None] = {}
+        if memory_format is not None and not operator.is_gradient:
+            given = _outputs_of_layer(specs, memory_format)
+        outputs = contract.check(operator, options, specs, given)
+        if given and _is_left_to_pytorch(operator, options, specs):
+            return None
+    except (TypeError, ValueError):
+        if is_layer:
+            return None
+        raise
+    if is_layer and device != devices.CPU and not _is_right_on(device):
+        return None
+    made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
+    return _describe(made, operator, options, tensors, given)
+
+
+def _read_choices(choices: bytes) -> Iterator[Any]:
+    """The arguments that are not tensors: each is its kind, its number of integers, and these."""
+    words = iter(np.frombuffer(choices, np.int64).tolist())
+    for kind in words:
+        values = [next(words) for _ in range(next(words))]
+        yield _READERS[kind](values)
+
+
+#: What makes an argument of its integers, by the numbers of plans.h.
+_READERS: tuple[Callable[[list[int]], Any], ...] = (
+    lambda _: None,
+    lambda values: bool(values[0]),
+    lambda values: values[0],
+    lambda values: float(np.int64(values[0]).view(np.float64)),
+    tuple,
+    lambda values: tuple(map(bool, values)),
+)
+
+
+def _specs_of(
+    operator: Operator, tensors: tuple[Any, ...]
+) -> tuple[dict[str, TensorSpec | None], str]:
+    """The tensors' specs by the parameters' names, and the device of all."""
+    framework, specs, first = frameworks.of_torch(), dict[str, TensorSpec | None](), ("", "")
+    for parameter, value in zip(operator.parameters, tensors, strict=True):
+        name = parameter.name
+        specs[name] = None
+        if value is not None:
+            device = framework.device(name, value)
+            first = first if first[0] else (name, device)
+            devices.check(name, device)
+            devices.check_same(name, device, first[1], first[0])
+            specs[name] = framework.spec_of(name, value, parameter.kind.dtypes)
+    return specs, first[1]
+
+
+def _is_left_to_pytorch(
+    operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
+) -> bool:
+    """Whether PyTorch's layer has a rule or an error of its own for what normgrad would compute."""
+    input, *others = [spec for spec in specs.values() if spec is not None]
+    if input.elements == 0:
+        return True
+    if input.dtype is dtypes.float64 and any(spec.dtype is not input.dtype for spec in others):
+        return True
+    if operator.name == "group_norm":  # it refuses one sample with one value per group
+        return input.elements == options.num_groups
+    if operator.name != "batch_norm":
+        return False
+    absent = [specs[name] is None for name in ("running_mean", "running_var")]
+    if not options.training:
+        return any(absent)
+    one_each = input.elements == input.shape[1]
+    return absent[0] != absent[1] or one_each or options.eps == 0
+
+
+def _outputs_of_layer(
+    specs: Mapping[str, TensorSpec | None], memory_format: str
+) -> dict[str, TensorSpec | None]:
+    """The specs of outputs for which a layer has a rule of its own.
+
+    PyTorch's output is contiguous, or channels-last if the input is, and programs that call
+    ``view`` on it rely on that. normgrad's has its axes in the input's order in memory.
+    """
+    input = specs["input"]
+    assert input is not None
+    strides = torch.empty(
+        input.shape, device="meta", memory_format=getattr(torch, memory_format)
+    ).stride()
+    output = TensorSpec(input.shape, input.dtype, strides)
+    running = {new: specs.get(old) for new, old in _RUNNING.items()}
+    return {OUTPUT.name: output, **running}
+
+
+#: Whether C++ computes on a GPU what PyTorch does, by the GPU's name; held while one is tried, when
+#: the thread that tries it takes it to be right.
+_verdicts: dict[str, bool] = {}
+_trying = threading.RLock()
+
+
+def _is_right_on(device: str) -> bool:
+    """Whether C++ computes each norm on a GPU; tried at the first layer's call there.
+
+    C++ makes the launches itself, by CUDA's driver, so that drivers decide too.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return True  # no trial can run now, and kernels that are not loaded yet raise an error
+    with _trying:
+        if device not in _verdicts:
+            _verdicts[device] = True
+            try:
+                _verdicts[device] = all(agrees(name, device) for name in NORMS)
+            except RuntimeError:  # of CUDA's driver
+                _verdicts[device] = False
+            if not _verdicts[device]:
+                notices.say("PyTorch computes normgrad's layers on %s: C++ failed a trial", device)
+        return _verdicts[device]
+
+
+#: The norms of layers, with the arguments of a trial after the input: vectors stand for themselves.
+NORMS: dict[str, tuple[Any, ...]] = {
+    "batch_norm": (None, None, "weight", "bias", True, 0.1, 1e-5),
+    "group_norm": (2, "weight", "bias", 1e-5),
+    "layer_norm": ((6,), "weight", "bias", 1e-5),
+    "rms_norm": ((6,), "weight", 1e-5),
+}
+
+
+def agrees(name: str, device: str) -> bool:
+    """Whether C++ computes a norm and its gradients on a device as PyTorch does in float64."""
+    results = []
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        for norm, dtype in (
+            (getattr(native, name), torch.float32),
+            (getattr(torch.nn.functional, name), torch.float64),
+        ):
+            values = torch.arange(5 * 6 * 7 * 6.0, dtype=dtype, device=device).sin()
+            x = values.reshape(5, 6, 7, 6).requires_grad_()
+            vectors = {
+                each: values[k : k + 6].clone().requires_grad_()
+                for k, each in enumerate(("weight", "bias"))
+            }
+            arguments = [
+                vectors.get(each, each) if isinstance(each, str) else each for each in NORMS[name]
+            ]
+            y = norm(x, *arguments)
+            if y is NotImplemented:
+                return False
+            leaves = [x, *(each for each in arguments if isinstance(each, Tensor))]
+            results.append((y, *torch.autograd.grad(y, leaves, x.detach().cos())))
+    return all(
+        torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+        for ours, theirs in zip(*results, strict=True)
+    )
+
+
+@cache
+def _stream_function() -> int:
+    """The address of PyTorch's C function that tells a GPU's current stream."""
+    cuda: Any = ctypes.CDLL("libtorch_cuda.so")
+    return ctypes.cast(cuda.aoti_torch_get_current_cuda_stream, ctypes.c_void_p).value or 0
+
+
+def _team() -> int:
+    """The address of the table of PyTorch's threads; 0 if their stacks have no room."""
+    from ..backends.cpu import teams
+
+    return teams.team(native.module.TEAM, 2).address if teams.have_room() else 0
+
+
+def _describe(
+    plan: Plan,
+    operator: Operator,
+    options: Options,
+    tensors: tuple[Tensor | None, ...],
+    given: Mapping[str, TensorSpec | None],
+) -> bytes | None:
+    """A plan as integers, in the order in which ``read_plan`` of plans.cpp reads them."""
+    slots = [-1 if place is None else place.slot for place in plan.inputs]
+    pairs = zip(slots, tensors, strict=True)
+    schedule = plan.native({slot: value.data_ptr() for slot, value in pairs if value is not None})
+    if schedule is None:
+        return None
+    words = [
+        schedule.driver,
+        _team() if schedule.parallel else 0,
+        schedule.launch,
+        _stream_function() if schedule.launch else 0,
+        plan.workspace_size,
+        plan.alignment,
+        WORKSPACE,
+        len(schedule.steps),
+    ]
+    for values in (schedule.block, schedule.steps.ravel(), slots):
+        words += [len(values), *map(int, values)]
+    words.append(len(plan.outputs))
+    names = operator.names
+    for place, output in zip(plan.outputs, operator.outputs(options), strict=True):
+        if place is None:
+            words += [_ABSENT, -1, -1, 0, 0, 0, 0]
+            continue
+        is_in_place = output.name in _RUNNING and output.name in given
+        old = names.index(_RUNNING[output.name]) if is_in_place else -1
+        spec = place.spec
+        words += [
+            _IN_PLACE if is_in_place else _NEW, place.slot, old, _DTYPES.index(spec.dtype),
+            spec.nbytes, spec.rank, *spec.shape, spec.rank, *spec.strides,
+        ]  # fmt: skip
+    return np.array(words, np.int64).tobytes()
