@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import io
 import itertools
+import pickle
 import sys
 
 import pytest
@@ -59,8 +61,8 @@ class T5LayerNorm(Norm):
         return self.weight * x
 
 
-class Unweighted(torch.nn.Module):
-    """Like diffusers' RMSNorm without a weight; the name says nothing."""
+class UnweightedRMSNorm(torch.nn.Module):
+    """Like diffusers' RMSNorm without a weight."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +149,7 @@ class OwnLayerNorm(torch.nn.LayerNorm):
 
 
 ROWS = [
-    LlamaRMSNorm, OlmoRMSNorm, GemmaRMSNorm, T5LayerNorm, Unweighted, BiasedRMSNorm,
+    LlamaRMSNorm, OlmoRMSNorm, GemmaRMSNorm, T5LayerNorm, UnweightedRMSNorm, BiasedRMSNorm,
     CohereLayerNorm, OwnLayerNorm,
 ]  # fmt: skip
 IMAGES = [VitDetLayerNorm, DetrFrozenBatchNorm2d, FrozenBatchNormAct2d]
@@ -220,7 +222,7 @@ def test_dtypes_are_the_class_s(kind):
 def test_families_are_copied_pickled_and_compiled(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, type(sys)(__name__)))
     monkeypatch.setattr(sys.modules[__name__], kind.__name__, kind, raising=False)
-    _, ours = pair(kind)
+    theirs, ours = pair(kind)
     x = data(kind).detach()
     expected = ours(x)
     file = io.BytesIO()
@@ -229,13 +231,12 @@ def test_families_are_copied_pickled_and_compiled(kind, monkeypatch):
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     assert type(loaded) is type(ours)
-    for other in (
-        loaded,
-        copy.deepcopy(ours),
-        torch.compile(ours, backend="aot_eager", fullgraph=True),
-        torch.fx.symbolic_trace(torch.nn.Sequential(ours)),
-    ):
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(ours))
+    for other in (loaded, copy.deepcopy(ours), traced):
         torch.testing.assert_close(other(x), expected)
+    # A compiled layer computes as its class does, which may narrow float64.
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), theirs(x))
 
 
 @pytest.mark.parametrize("kind", IMAGES)
@@ -289,16 +290,264 @@ class FailingRMSNorm(Norm):
         raise RuntimeError("not today")
 
 
+class ClampedRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(x.clamp(-1e6, 1e6))
+
+
+class PeakClampedRMSNorm(Norm):
+    """Whose guard changes an input only in single elements."""
+
+    def forward(self, x):
+        return self.weight * self._norm(x).clamp(-2.2, 2.2)
+
+
+class CleanedRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(torch.nan_to_num(x, posinf=torch.inf, neginf=-torch.inf))
+
+
+class FiniteRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(torch.where(x.isinf(), 0, x))
+
+
+class HalfClampedRMSNorm(Norm):
+    """Which guards inputs of float16 only."""
+
+    def forward(self, x):
+        narrow = x.clamp(-200, 200) if x.dtype is torch.float16 else x
+        return self.weight * self._norm(narrow.float()).to(x.dtype)
+
+
+class FoldedLayerNorm(VitDetLayerNorm):
+    """Which is folded into the next layer for evaluation."""
+
+    def forward(self, x):
+        return super().forward(x) if self.training else x
+
+
+class FoldedForTrainingRMSNorm(Norm):
+    def forward(self, x):
+        return x if self.training and x.dim() == 3 else self.weight * self._norm(x)
+
+
+class InPlaceLayerNorm(Norm):
+    """Which changes its caller's tensor."""
+
+    def forward(self, x):
+        return self.weight * self._norm(x.sub_(x.mean(-1, keepdim=True)))
+
+
+class AutocastRMSNorm(Norm):
+    """Like timm's fast norms."""
+
+    def forward(self, x):
+        y = self.weight * self._norm(x)
+        return y.bfloat16() if torch.is_autocast_enabled("cpu") else y
+
+
+class NoGradRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(x) * (1 if torch.is_grad_enabled() else 2)
+
+
+class HookingRMSNorm(Norm):
+    def forward(self, x):
+        self.register_forward_hook(lambda *_: None)
+        return self.weight * self._norm(x)
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "kind",
     [
         EpsOutsideNorm, UnbiasedLayerNorm, L2Norm, ConstantRMSNorm, GatedRMSNorm, DroppedRMSNorm,
-        FailingRMSNorm,
+        FailingRMSNorm, ClampedRMSNorm, PeakClampedRMSNorm, CleanedRMSNorm, FiniteRMSNorm,
+        HalfClampedRMSNorm, FoldedLayerNorm, FoldedForTrainingRMSNorm, InPlaceLayerNorm,
+        AutocastRMSNorm, NoGradRMSNorm, HookingRMSNorm,
     ],
 )  # fmt: skip
 def test_other_formulas_are_left(kind):
     with pytest.warns(UserWarning, match=f"{kind.__name__}: no formula of normgrad's computes it"):
         assert type(nt.convert(kind())) is kind
+
+
+FLAG, SEEN = False, []
+
+
+def doubled_if_flagged(x):
+    return x * 2 if FLAG else x
+
+
+class GlobalRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(x) * (2 if FLAG else 1)
+
+
+class HelpedRMSNorm(Norm):
+    def forward(self, x):
+        return self.weight * doubled_if_flagged(self._norm(x))
+
+
+class ClassAttributeRMSNorm(Norm):
+    flag = False
+
+    def forward(self, x):
+        return self.weight * self._norm(x) * (2 if self.flag else 1)
+
+
+class MethodRMSNorm(ClassAttributeRMSNorm):
+    """Which reads the attribute in a property, in a function inside it."""
+
+    @property
+    def factor(self):
+        return sum(2 if self.flag else 1 for _ in range(1))
+
+    def forward(self, x):
+        return self.weight * self._norm(x) * self.factor
+
+
+def closing():
+    flag = False
+
+    class ClosureRMSNorm(Norm):
+        def forward(self, x):
+            return self.weight * self._norm(x) * (2 if flag else 1)
+
+        def flip(self):
+            nonlocal flag
+            flag = not flag
+
+    return ClosureRMSNorm
+
+
+class SettingRMSNorm(Norm):
+    last = None
+
+    def forward(self, x):
+        self.last = self._norm(x)
+        return self.weight * self.last
+
+
+class PrintingRMSNorm(Norm):
+    def forward(self, x):
+        print("called")
+        return self.weight * self._norm(x)
+
+
+class RecordingRMSNorm(Norm):
+    def __init__(self):
+        super().__init__()
+        self.seen = SEEN
+
+    def forward(self, x):
+        self.seen.append(x)
+        return self.weight * self._norm(x)
+
+
+class GlobalRecordingRMSNorm(Norm):
+    def forward(self, x):
+        SEEN.append(x)
+        return self.weight * self._norm(x)
+
+
+class NameRMSNorm(Norm):
+    def forward(self, x):
+        return getattr(self, "wei" + "ght") * self._norm(x)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (GlobalRMSNorm, "reads the global FLAG, which may change"),
+        (HelpedRMSNorm, "reads the global FLAG, which may change"),
+        (ClassAttributeRMSNorm, "reads the class attribute flag, which may change"),
+        (MethodRMSNorm, "reads the class attribute flag, which may change"),
+        (closing(), "reads the variable flag, which may change"),
+        (SettingRMSNorm, "sets the attribute last"),
+        (PrintingRMSNorm, "calls print"),
+        (RecordingRMSNorm, "reads the attribute seen, a list, which may change"),
+        (GlobalRecordingRMSNorm, "reads the global SEEN, which may change"),
+        (NameRMSNorm, "calls getattr"),
+    ],
+)
+def test_code_that_trials_cannot_judge_is_left_and_never_called(kind, reason, capsys):
+    with pytest.warns(UserWarning, match=f"{kind.__name__}: its forward {reason}; see normgrad"):
+        assert type(nt.convert(kind())) is kind
+    assert not SEEN
+    assert not capsys.readouterr().out
+
+
+def test_attributes_hide_those_of_the_class():
+    class Hiding(ClassAttributeRMSNorm):
+        def __init__(self):
+            super().__init__()
+            self.flag = False
+
+    theirs, ours = pair(Hiding)
+    x = data(Hiding)
+    assert computes_with_normgrad(ours, x)
+    for layer in (theirs, ours):
+        layer.flag = True
+    torch.testing.assert_close(ours(x), theirs(x))  # as it is now
+    del ours.flag, theirs.flag
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_modules_that_are_no_norms_are_never_called():
+    called = []
+
+    class Record(torch.nn.Module):
+        def forward(self, x):
+            called.append(x)
+            return x
+
+    class CallingNorm(torch.nn.Module):
+        """Which PyTorch's function computes."""
+
+        def forward(self, x):
+            called.append(x)
+            return F.layer_norm(x, x.shape[-1:])
+
+    class Plain(torch.nn.Module):
+        def forward(self, x):
+            raise AssertionError
+
+    model = nt.convert(torch.nn.Sequential(torch.nn.LayerNorm(4), Record(), CallingNorm(), Plain()))
+    assert not called
+    assert [isinstance(layer, nt.nn.Ours) for layer in model] == [True, False, True, False]
+
+
+class SqueezeBertLayerNorm(torch.nn.LayerNorm):
+    def forward(self, x):
+        return torch.nn.LayerNorm.forward(self, x.permute(0, 2, 1)).permute(0, 2, 1)
+
+
+class AbstractBatchNorm(torch.nn.BatchNorm1d, metaclass=abc.ABCMeta):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    "make", [LlamaRMSNorm, lambda: SqueezeBertLayerNorm(6), lambda: AbstractBatchNorm(4)]
+)
+def test_classes_of_converted_layers_are_pickled(make, monkeypatch):
+    theirs = make()
+    ours = nt.convert(copy.deepcopy(theirs))
+    kind, stock = type(ours), type(theirs)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, type(sys)(__name__)))
+    monkeypatch.setattr(sys.modules[__name__], stock.__name__, stock, raising=False)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(kind, protocol)) is kind
+        assert type(pickle.loads(pickle.dumps(ours, protocol))) is kind
+    x = torch.randn(2, 4, 6) if stock is LlamaRMSNorm else torch.randn(2, 6, 4).movedim(1, -1)
+    x = x.movedim(-1, 1) if stock is SqueezeBertLayerNorm else x
+    torch.testing.assert_close(ours(x), theirs(x))
+    inherited = type("Inherited", (kind,), {"__module__": __name__})
+    monkeypatch.setattr(sys.modules[__name__], "Inherited", inherited, raising=False)
+    assert pickle.loads(pickle.dumps(inherited)) is inherited
 
 
 def test_layers_of_a_class_may_differ():
@@ -523,6 +772,28 @@ def test_known_classes_need_no_redirected_call(name, training, monkeypatch):
     torch.testing.assert_close([*ours.buffers()], [*theirs.buffers()])
     assert not called
     assert type(nt.revert(ours)) is cls
+
+
+@pytest.mark.parametrize("name", [n for n in KNOWN if n.startswith("timm") and "Batch" not in n])
+def test_timm_s_fast_norms_compute_in_autocast_s_dtype(name):
+    """As ``timm.layers.set_fast_norm`` has it, which layers read when they are made."""
+    cls, *arguments = KNOWN[name]
+
+    class Fast(cls):
+        def forward(self, x):
+            y = super().forward(x)
+            return y.bfloat16() if self._fast_norm and torch.is_autocast_enabled("cpu") else y
+
+    module, _, known = name.rpartition(".")
+    Fast.__module__, Fast.__qualname__ = module, known
+    theirs = Fast(*arguments)
+    theirs._fast_norm = True
+    ours = nt.convert(copy.deepcopy(theirs))
+    assert isinstance(ours, nt.nn.Ours)
+    with torch.autocast("cpu"):
+        x = torch.randn(4, 8, 6, 8)
+        assert ours(x).dtype is theirs(x).dtype is torch.bfloat16
+        torch.testing.assert_close(ours(x), theirs(x))
 
 
 def test_norms_inside_converted_layers_are_converted():

@@ -8,8 +8,8 @@ normgrad's. If it computes the norm itself, :func:`register` can name a function
 
 from __future__ import annotations
 
+import copyreg
 import inspect
-import re
 from collections.abc import Callable
 from functools import cache
 from types import new_class
@@ -23,8 +23,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from . import families, functional, layers, nn
-from .nn import Ours, functions_for, leaf
+from . import families, functional, nn
+from .nn import Ours, leaf
 
 #: The normgrad layer that replaces each layer of PyTorch.
 LAYERS: dict[type[Module], type[Module]] = {
@@ -50,10 +50,23 @@ class _FunctionsReplaced(TorchFunctionMode):
     ) -> Any:
         keywords = kwargs or {}
         if function in _FUNCTIONS:
-            tensors = (each for each in (*args, *keywords.values()) if isinstance(each, Tensor))
-            if functions_for(*tensors) is functional:
-                function = _FUNCTIONS[function]
+            function = _FUNCTIONS[function]
         return function(*args, **keywords)
+
+
+def _unless_fast(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A replacement of a class of timm's, for layers made while its ``set_fast_norm`` was off.
+
+    Fast ones compute in autocast's dtype, so their own ``forward`` runs.
+    """
+
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(layer, "_fast_norm", False):
+            with _FunctionsReplaced():
+                return type(layer)._normgrad_replaces.forward(layer, *args, **kwargs)
+        return compute(layer, *args, **kwargs)
+
+    return forward
 
 
 def _with_children(ours: type[Module]) -> Callable[..., Any]:
@@ -70,10 +83,10 @@ def _over_channels(layer: Any, x: Tensor) -> Any:
 #: class's ``forward`` calls PyTorch's function, although its own code does not show that.
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
     # These call PyTorch's function, or a helper that does. To redirect that call takes 45 to 80 µs.
-    "timm.layers.norm.LayerNorm2d": _over_channels,
+    "timm.layers.norm.LayerNorm2d": _unless_fast(_over_channels),
     "torchvision.models.convnext.LayerNorm2d": _over_channels,
     **{
-        f"timm.layers.{name}": _with_children(ours)
+        f"timm.layers.{name}": _unless_fast(_with_children(ours))
         for name, ours in {
             "norm.GroupNorm": nn.GroupNorm,
             "norm.LayerNorm": nn.LayerNorm,
@@ -113,9 +126,7 @@ _NORMS = (
     torch.nn.CrossMapLRN2d,
     *LAYERS,
 )
-#: The names of norms' classes, but for those that say that there is none, or a parametrization's.
-_NAMED = re.compile(r"(?<!No)(?<!Un)(?<!Spectral)(?<!Weight)(norm|Norm)(?!al|ed|Free)|^GRN")
-
+_LAZY = "it has no parameters before its first call"
 _OF_ITS_OWN = "no formula of normgrad's computes it; see normgrad.torch.register"
 
 
@@ -134,7 +145,7 @@ def is_norm(layer: Module) -> bool:
     if isinstance(layer, _NORMS):
         return True
     is_scripted = isinstance(layer, torch.jit.ScriptModule)
-    if _NAMED.search(layer.original_name if is_scripted else type(layer).__name__) is None:
+    if families.NAMED.search(layer.original_name if is_scripted else type(layer).__name__) is None:
         return False
     parts = [*layer.modules()][1:]
     if any(map(is_norm, parts)):
@@ -154,15 +165,19 @@ def class_of(layer: Module) -> type[Module] | str:
     if "forward" in layer.__dict__:
         return "it has a forward of its own, which is not its class's"
     replacement = _class_for(kind)  # type: ignore[arg-type]
-    is_registered = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
-    if not is_registered and (replacement == _OF_ITS_OWN or not issubclass(kind, _NORMS)):
-        # It may compute by itself what one of normgrad's formulas says.
-        if formula := families.formula_of(layer):
-            return _class_for(kind, formula)  # type: ignore[arg-type]
-        # A class may call PyTorch's function with some options alone, or have a child of its name.
-        if not (is_norm(layer) and families.calls(layer, _FUNCTIONS)):
-            return _OF_ITS_OWN
-    return replacement
+    is_known = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
+    if is_known or (issubclass(kind, _NORMS) and replacement != _OF_ITS_OWN):
+        return replacement
+    if issubclass(kind, LazyModuleMixin):
+        return _LAZY
+    # It may compute by itself what one of normgrad's formulas says.
+    formula = families.formula_of(layer)
+    if isinstance(formula, families.Formula):
+        return _class_for(kind, formula)  # type: ignore[arg-type]
+    # A class may call PyTorch's function with some options alone, or have a child of its name.
+    if not isinstance(replacement, str) and is_norm(layer) and families.calls(layer, _FUNCTIONS):
+        return replacement
+    return formula or (replacement if isinstance(replacement, str) else _OF_ITS_OWN)
 
 
 def _keys(kind: type[Module]) -> set[type[Module] | str]:
@@ -192,20 +207,25 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
         ours = next((LAYERS[cls] for cls in theirs.__mro__ if cls in LAYERS), Ours)
         return _adapt(theirs, ours, _forwards[key] or _by_mode(theirs))
     if issubclass(theirs, LazyModuleMixin):
-        return "it has no parameters before its first call"
+        return _LAZY
     base = next((cls for cls in theirs.__mro__ if cls in LAYERS), None)
-    if base is torch.nn.SyncBatchNorm or theirs.__module__.startswith("torch."):
+    if base is torch.nn.SyncBatchNorm:
+        return "its class extends SyncBatchNorm; see normgrad.torch.register"
+    if theirs.__module__.startswith("torch."):
         return _OF_ITS_OWN
     if base is None:
-        is_one = _NAMED.search(theirs.__name__) and _functions_named(theirs)
+        is_one = families.NAMED.search(theirs.__name__) and _functions_named(theirs)
         return _adapt(theirs, Ours, _by_mode(theirs)) if is_one else _OF_ITS_OWN
     for cls in theirs.__mro__[: theirs.__mro__.index(base)]:
         if "forward" not in cls.__dict__:
             continue
         if _functions_named(cls):
             return _adapt(theirs, LAYERS[base], _by_mode(theirs))
-        # The names that super().forward uses:
-        if not {"__class__", "forward"} <= _names_in(cls.__dict__["forward"]):
+        names = _names_in(cls.__dict__["forward"])
+        # The names that BatchNorm2d.forward(self, x) uses, and those of super().forward(x):
+        if {base.__name__, "forward"} <= names:
+            return _adapt(theirs, LAYERS[base], _by_mode(theirs))
+        if not {"__class__", "forward"} <= names:
             return _OF_ITS_OWN
     return _adapt(theirs, LAYERS[base])
 
@@ -224,9 +244,9 @@ def _by_formula(theirs: Any, formula: families.Formula) -> Callable[..., Any]:
     """What a class's ``forward`` computes, by the formula; other calls run that ``forward``."""
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        # One of ONNX's exporters knows no RMS norm, but the operators that a class computes it by.
-        is_known = len(args) == 1 and not kwargs and formula.takes(args[0])
-        if is_known and not layers.exports_onnx():
+        # Programs keep what the class computes by, which compilers fuse and every exporter knows.
+        is_known = len(args) == 1 and not kwargs and formula.takes(layer, args[0])
+        if is_known and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return formula.compute(layer, args[0])
         return theirs.forward(layer, *args, **kwargs)
 
@@ -242,6 +262,28 @@ class _Adapted(Module):
 
     def __init_subclass__(cls) -> None:
         pass
+
+
+class _Kind(type):
+    """The class of adapted classes, since pickle asks copyreg about classes of such classes only.
+
+    No module has adapted classes under their names, which are those of the original classes.
+    """
+
+
+def _reduce(cls: Any) -> Any:
+    """Pickle an adapted class by its original class, and a user's subclass of one by its name."""
+    if "_normgrad_how" not in vars(cls):
+        return cls.__qualname__
+    return _load, (cls._normgrad_replaces, *cls._normgrad_how)
+
+
+@cache
+def _kind(theirs: Any) -> Any:
+    """The class of the adapted classes of those that are of a class."""
+    kind = _Kind if theirs is type else new_class("_Kind", (_Kind, theirs))
+    copyreg.pickle(kind, _reduce)
+    return kind
 
 
 def _adapt(
@@ -264,31 +306,27 @@ def _adapt(
         # As super() would find it, but after a conversion back a bound method may come here too.
         return base.forward(layer, *args, **kwargs)
 
-    def reduce_ex(layer: Any, protocol: int) -> Any:
-        """Pickle the layer by its original class; unpickling creates this class again."""
-        return (_blank, (theirs, *how), *super(adapted, layer).__reduce_ex__(2)[2:])
-
     namespace = {
         "__module__": theirs.__module__,
         "__qualname__": theirs.__qualname__,
         "__doc__": theirs.__doc__,
-        "__reduce_ex__": reduce_ex,
         "forward": forward,
         "_normgrad_replaces": theirs,
+        "_normgrad_how": how,
     }
     bases = (_Adapted, Ours, theirs) if ours is Ours else (_Adapted, theirs, ours)
     try:
-        adapted: Any = new_class(theirs.__name__, bases, {}, lambda space: space.update(namespace))
+        options = {"metaclass": _kind(type(theirs))}  # type: ignore[arg-type]
+        adapted: Any = new_class(theirs.__name__, bases, options, lambda s: s.update(namespace))
     except Exception as error:  # of a metaclass
         return f"no subclass of its class can be made: {error}"
     base = next(cls for cls in adapted.__mro__[1:] if "forward" in vars(cls))
     return adapted  # type: ignore[no-any-return]
 
 
-def _blank(theirs: type[Module], *how: families.Formula) -> Module:
-    """An uninitialised layer of the class that replaces a class, for unpickling."""
+def _load(theirs: type[Module], *how: families.Formula) -> type[Module]:
+    """The class that replaces a class, for unpickling."""
     replacement = _class_for(theirs, *how)  # type: ignore[arg-type]
     if isinstance(replacement, str):
         raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {replacement}")
-    layer: Module = object.__new__(replacement)
-    return layer
+    return replacement
