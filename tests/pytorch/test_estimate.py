@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -68,9 +72,11 @@ def test_what_is_kept_is_counted_once_and_without_parameters():
     assert estimating._saved_bytes(step) == 2 * 10 * 6 * 4
 
 
-def made(stock=10.0, layers=None, shares=None, spread=0.0, left=None):
+def made(stock=10.0, layers=None, shares=None, spread=0.0, left=None, converted=8.0):
     conversion = nt.Conversion({}, left or {})
-    return Estimate(stock, 8.0, layers or {}, (1 << 21, 1 << 20), shares or {}, conversion, spread)
+    return Estimate(
+        stock, converted, layers or {}, (1 << 21, 1 << 20), shares or {}, conversion, spread
+    )
 
 
 def test_what_is_printed():
@@ -114,6 +120,71 @@ def test_noise_and_what_is_left_are_said():
     text = str(made(spread=0.5, left={"a": "mine.GRN: why"}))
     assert "converted  normgrad's: none; left: 1 mine.GRN: why\n" in text
     assert "noise      the steps' times spread by 50%" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        # The norms' times and the steps' own contradict each other.
+        (
+            {"layers": {"A": Gain(1, 2.0, 1.0)}, "converted": 11.0},
+            "none: by the norms' times 10% of the step saved, but by the steps' own 10% of the "
+            "step lost",
+        ),
+        # The steps' difference is within their noise.
+        (
+            {"layers": {"A": Gain(1, 2.0, 1.0)}, "converted": 10.1, "spread": 0.15},
+            "10% of the step saved, by the norms' times",
+        ),
+        (
+            {"layers": {"A": Gain(1, 2.0, 1.0)}, "spread": 0.3},
+            "none: the steps' times differ too much; measure on an idle machine",
+        ),
+        ({"layers": {"A": Gain(1, 1.0, 2.0)}, "converted": 11.0}, "10% of the step lost"),
+    ],
+)
+def test_a_verdict_is_none_of_noise_and_contradicts_no_step(found, verdict):
+    assert str(made(**found)).splitlines()[-1] == f"verdict    {verdict}"
+
+
+def test_sizes_that_vary():
+    """Each step has a size of its own along the axis, and the same for both models."""
+    sizes = []
+
+    class Noting(torch.nn.BatchNorm1d):
+        def forward(self, x):
+            sizes.append(len(x))
+            return super().forward(x)
+
+    nt.estimate(Noting(3), torch.ones(40, 3) + torch.arange(40.0)[:, None], varying_axis=0)
+    assert len({*sizes}) > 5
+    assert max(sizes) == 40
+    assert min(sizes) > 20
+
+
+def test_cpu_time_counts_where_cores_are_busy():
+    """Other processes have the cores for most of a call's time, as sleeping does here."""
+    busy = estimating._on_cpu(lambda: time.sleep(0.05) or sum(range(100_000)), 3)
+    assert busy < 0.05
+    alone = estimating._on_cpu(lambda: sum(range(100_000)), 3)
+    assert alone > 0
+
+
+def test_a_busy_machine_gives_no_wrong_verdict():
+    """With a process more than cores: whatever is said follows from both figures."""
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range((os.cpu_count() or 1) + 1)
+    ]
+    try:
+        found = nt.estimate(network(), IMAGES)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    verdict, of_step = str(found).splitlines()[-1], 1 - found.converted / found.stock
+    differ = abs(found.gain - of_step) > max(found.spread, estimating.LEAST_GAIN)
+    assert "none" in verdict or not (differ and found.gain * of_step < 0)
 
 
 def test_errors():
