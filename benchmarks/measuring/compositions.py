@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from torch.ops import aten
 from normgrad.bench.timing import Call
 from normgrad.contract import Kind
 from normgrad.operators.by_name import PLANNED, choices_of
-from normgrad.torch.derivatives import like
-from normgrad.torch.schemas import ATEN, Schema
+from normgrad.torch.aten import OPERATORS, AtenOperator
 
 from .data import EPS, MOMENTUM, Data, arguments
 from .suite import DENSE, Case, Layout, Operator
@@ -24,6 +24,11 @@ _ON_CUDA = (
     *("batch_norm_backward_reduce", "batch_norm_backward_elemt", "batch_norm_stats"),
     *("batch_norm_elemt", "_fused_rms_norm_backward"),
 )
+
+
+def _like(values: Any, other: Any) -> Any:
+    """Values in another tensor's shape and dtype; None if there is no other."""
+    return None if other is None else values.reshape(other.shape).to(other.dtype)
 
 
 def _along(vector: Any, x: Any) -> Any:
@@ -48,22 +53,24 @@ def composed(case: Case, data: Data) -> dict[str, Call]:
 
 def kernels(case: Case, data: Data, on_gpu: bool) -> dict[str, Call]:
     """torch's own operators for a case's results, by name."""
-    row = ATEN[case.operator.function]
-    if not on_gpu and row.name in _ON_CUDA:
+    theirs = OPERATORS[case.operator.function]
+    if not on_gpu and theirs.name in _ON_CUDA:
         return {}
-    name, call = _kernel(case, data, row)
+    name, call = _kernel(case, data, theirs)
     return {name: call, **(_cudnn(case, data) if on_gpu else {})}
 
 
-def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
+def _kernel(case: Case, data: Data, theirs: AtenOperator) -> tuple[str, Call]:
     """The name of torch's own operator, and a call of it with the arguments of normgrad's."""
     tensors, options = arguments(case, data)
     # Like torch's layers in evaluation, pass empty tensors. torch checks their dtype.
     empty = data.mean.new_empty(0)
     given = {"eps": EPS, "bias": data.bias, "save_mean": empty, "save_invstd": empty}
     given |= {**choices_of(case.operator.function), **options, **tensors}
-    values, name = row.arguments_of(given), f"aten::{row.name}"
-    function = getattr(aten, row.name)
+    samples, channels, *rest = data.input.shape
+    given |= {"N": samples, "C": channels, "HxW": prod(rest)}
+    values, name = [*map(given.get, theirs.arguments)], f"aten::{theirs.name}"
+    function = getattr(aten, theirs.name)
     form = _form_needed(case, data.input.device.type == "cpu")
     if form is None:
         return name, partial(function, *values)
@@ -230,7 +237,7 @@ def _gradients(case: Case, data: Data) -> dict[str, Call]:
             rstd = (_split(case, data.var) + EPS).rsqrt()
         gain = weight * rstd
         if case.operator is Operator.EVAL_INPUT:
-            return like(dy * gain, data.input), None, None
+            return _like(dy * gain, data.input), None, None
         terms = [(x - mean).mul_(dy), dy] if operator.is_centred else [x * dy]
         sums = [term.sum(3, keepdim=True) for term in terms]
         if training:
@@ -241,8 +248,8 @@ def _gradients(case: Case, data: Data) -> dict[str, Call]:
         else:
             grad_input = dy * gain
         sums[0] = sums[0] * rstd
-        parameters = (like(each.sum(_OF_CHANNEL), data.weight) for each in sums)
-        return like(grad_input, data.input), *parameters
+        parameters = (_like(each.sum(_OF_CHANNEL), data.weight) for each in sums)
+        return _like(grad_input, data.input), *parameters
 
     composed: dict[str, Call] = {"composition: sums, addcmul": composition}
     if case.operator is Operator.RMS_NORM:

@@ -146,6 +146,7 @@ def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping
 
 #: normgrad's one call for the parts that time no single operator.
 _WHOLE: Mapping[Part, Callable[[Case, Data], Call]] = {
+    Part.LAYERS: partial(steps.layer_step, True),
     Part.STEPS: partial(steps.model_step, True),
     Part.ACLNN: steps.phase_1,
 }
@@ -159,9 +160,7 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
     bound = path = ""
     if case.part is Part.STEPS:
         tensors = tensors[:1]  # the model's activations displace one another in L2 anyway
-    if case.part is Part.LAYERS:
-        mine = [steps.layer_calls(case, one) for one in tensors]
-    elif case.part in _WHOLE:
+    if case.part in _WHOLE:
         mine = [{"ours": _WHOLE[case.part](case, one)} for one in tensors]
     else:
         plan = planned(case, tensors[0])

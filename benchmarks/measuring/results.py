@@ -34,8 +34,8 @@ GPU_FACTS = ("gpu", "compute_capability", "multiprocessors", "memory_bytes", *_G
 #: Facts that must agree for rows of two runs to be in one file.
 SAME = ("gpu", *_GPU_VERSIONS, "normgrad", "python", "numpy", "torch")
 
-#: The columns of times, in microseconds per call, by the names of timed calls. "python" is ours
-#: without the library of C++ kernels; it is empty if there is no library, and in other parts.
+#: The columns of times, in microseconds per call, by the names of timed calls. "python" is
+#: of older files: a layer without the library of C++, which is now PyTorch's.
 TIMES = {
     "ours": "t_ours_us",
     "python": "t_python_us",

@@ -14,7 +14,6 @@ import torch
 import normgrad.torch
 from normgrad import aclnn
 from normgrad.bench.timing import Call
-from normgrad.torch import extension, layers
 
 from .data import Data
 from .suite import BFLOAT16, DENSE, Case, Operator
@@ -24,24 +23,6 @@ from .suite import BFLOAT16, DENSE, Case, Operator
 MODELS = Path("benchmarks", "models.py")
 _FOLDERS = (Path(normgrad.__file__).parents[2], Path())
 LEARNING_RATE, LEARNING_MOMENTUM = 1e-3, 0.9
-
-
-def layer_calls(case: Case, data: Data) -> dict[str, Call]:
-    """The calls of normgrad's layer: as it is, and if there is a C++ library, without that."""
-    made = {"ours": layer_step(True, case, data)}
-    if extension.is_loaded():
-        call = layer_step(True, case, data)
-
-        def without_library() -> Any:
-            in_cpp = dict(layers.operators_in_cpp)
-            layers.operators_in_cpp.clear()
-            try:
-                return call()
-            finally:
-                layers.operators_in_cpp.update(in_cpp)
-
-        made["python"] = without_library
-    return made
 
 
 def layer_step(ours: bool, case: Case, data: Data) -> Call:

@@ -76,8 +76,6 @@ TARGETS = (
            _LAYERS, _SHARE, 0.85, below=LARGE_LAYER),
     Target("layers: ours / torch's, geometric mean below 2¹⁵ elements",
            _LAYERS, _SHARE, 0.75, mean=True, below=LARGE_LAYER),
-    Target("layers: ours in Python / torch's, each below 2¹⁵ elements",
-           _LAYERS, ("python", "torch"), 1.6, below=LARGE_LAYER),
     Target("layers: ours / torch's, geometric mean from 2¹⁵ elements on",
            _LAYERS, _SHARE, 0.75, mean=True, least=LARGE_LAYER),
     Target("layers: ours / torch's, each from 2¹⁵ elements on",
