@@ -25,6 +25,11 @@ AWAY = (-40, 0, 40) if INTERPRETED else (-40, -2, 0, 2, 40)
 AFFINE = tuple(kind for kind in (*OPERATORS, *FORWARD) if kind not in ("reduce", "stats", "gather"))
 
 
+def every_case(test):
+    """Run all cases of a test; in the interpreter, where each takes seconds, a sample."""
+    return test if INTERPRETED else pytest.mark.every_case(test)
+
+
 def units(value, exact, scale, dtype="float16", arithmetic=dtypes.float32):
     """The error of one number."""
     found, wanted, size = (np.array([each]) for each in (value, exact, scale))
@@ -67,7 +72,7 @@ def test_a_result_that_float32_rounds_to_the_end(length, sign):
     np.testing.assert_array_equal(output, np.full_like(x, sign * 65504))
 
 
-@pytest.mark.every_case
+@every_case
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("kind", AFFINE)
 def test_float16_overflows_from_above_65520_on(kind, layout):
@@ -102,7 +107,7 @@ def test_float16_overflows_from_above_65520_on(kind, layout):
             np.testing.assert_array_equal(output, wanted, err_msg=f"{number} {dtype}")
 
 
-@pytest.mark.every_case
+@every_case
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", AFFINE)
 def test_data_outputs(kind, dtype):
@@ -125,7 +130,7 @@ def test_data_outputs(kind, dtype):
     assert found[-1]
 
 
-@pytest.mark.every_case
+@every_case
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", ["train", "eval", "group_norm", "layer_norm"])
 def test_sums(kind, dtype):
