@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 
@@ -96,38 +94,3 @@ def test_instance_norm_leaves_no_trace_of_its_own():
             seen.append(names)
         assert "instance_norm" in seen[0]
         assert seen[1] == seen[0]
-
-
-LOADING = """
-import sys, torch
-model = {load}
-x = torch.load(sys.argv[2])
-assert not [name for name in sys.modules if name.startswith("normgrad")]
-torch.save(model(x), sys.argv[2])
-"""
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's, of torch.jit
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of its own group norm's check
-@pytest.mark.parametrize("way", ["jit.trace", "export"])
-def test_files_are_loaded_without_normgrad(tmp_path, way):
-    model, x = network()
-    expected = model.eval()(x)
-    path, data = str(tmp_path / "program.pt2"), str(tmp_path / "data.pt")
-    if way == "export":
-        program = torch.export.export(model, (x,))
-        check(program.graph)
-        torch.export.save(program, path)
-        load = "torch.export.load(sys.argv[1]).module()"
-    else:
-        traced = torch.jit.trace(model, x)
-        assert "normgrad::" not in str(traced.inlined_graph)
-        traced.save(path)
-        load = "torch.jit.load(sys.argv[1])"
-    torch.save(x, data)
-    program = LOADING.format(load=load)
-    done = subprocess.run(
-        [sys.executable, "-c", program, path, data], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.load(data), expected)
