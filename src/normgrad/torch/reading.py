@@ -7,6 +7,7 @@ that no trial runs code that records or prints.
 
 from __future__ import annotations
 
+import builtins
 import dis
 from collections import ChainMap
 from collections.abc import Iterator
@@ -149,7 +150,7 @@ class _Reader:
         for name, cell in cells:
             if name != "__class__":
                 self._judge(f"variable {name}", _content(cell))
-        scope = ChainMap(function.__globals__, function.__builtins__)  # type: ignore[attr-defined]
+        scope = ChainMap(function.__globals__, vars(builtins))
         for instruction in _instructions(function.__code__):
             name = instruction.argval
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
