@@ -185,6 +185,12 @@ class Problem(NamedTuple):
         return self.elements == 0
 
     @property
+    def splits_mean(self) -> bool:
+        """Whether a mean is given in more precision than the arithmetic's type has."""
+        given = self.vectors.get(Role.MEAN)
+        return given is not None and given.dtype.itemsize > self.arithmetic.itemsize
+
+    @property
     def parameters(self) -> int:
         """The number of channels, or of positions of rows, that have parameters."""
         if not self.by_row:

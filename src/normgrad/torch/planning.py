@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..contract import NEW_RUNNING, OUTPUT, Operator
 from ..operators.by_name import PLANNED
 from ..options import Options
 from ..plans import Plan
-from ..problem import WORKSPACE
+from ..problem import WORKSPACE, Role
 from ..tensor import TensorSpec
 from . import native
 
@@ -52,12 +53,14 @@ def plan(
         KernelError: the kernels cannot be compiled.
     """
     operator, is_layer = PLANNED[name], memory_format is not None
+    if is_layer:
+        operator = _of_layer(operator)
     try:
         options = operator.read_options(*_read_choices(choices))
         specs, device = _specs_of(operator, tensors)
         given: dict[str, TensorSpec | None] = {}
         if memory_format is not None and not operator.is_gradient:
-            given = _outputs_of_layer(specs, memory_format)
+            given = _outputs_of_layer(operator, options, specs, memory_format)
         outputs = contract.check(operator, options, specs, given)
         if given and _is_left_to_pytorch(operator, options, specs):
             return None
@@ -69,6 +72,16 @@ def plan(
         return None
     made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
     return _describe(made, operator, options, tensors, given)
+
+
+@cache
+def _of_layer(operator: Operator) -> Operator:
+    """An operator as layers call it: a gradient computes a mean that is absent."""
+    parameters = [
+        each._replace(required=each.required and each.role is not Role.MEAN)
+        for each in operator.parameters
+    ]
+    return replace(operator, parameters=tuple(parameters))
 
 
 def _read_choices(choices: bytes) -> Iterator[Any]:
@@ -128,13 +141,18 @@ def _is_left_to_pytorch(
 
 
 def _outputs_of_layer(
-    specs: Mapping[str, TensorSpec | None], memory_format: str
+    operator: Operator,
+    options: Options,
+    specs: Mapping[str, TensorSpec | None],
+    memory_format: str,
 ) -> dict[str, TensorSpec | None]:
     """The specs of outputs for which a layer has a rule of its own.
 
     PyTorch's output is contiguous, or channels-last if the input is, and programs that call
-    ``view`` on it rely on that. normgrad's has its axes in the input's order in memory.
+    ``view`` on it rely on that. normgrad's has its axes in the input's order in memory. Statistics
+    are float64, so that the backward pass has them as exact as the forward pass.
     """
+    shapes = contract.shapes_of(operator, options, contract.present_inputs(operator, options, specs))
     input = specs["input"]
     assert input is not None
     strides = torch.empty(
@@ -142,7 +160,12 @@ def _outputs_of_layer(
     ).stride()
     output = TensorSpec(input.shape, input.dtype, strides)
     running = {new: specs.get(old) for new, old in _RUNNING.items()}
-    return {OUTPUT.name: output, **running}
+    statistics = {
+        each.name: TensorSpec(shapes[each.kind], dtypes.float64)
+        for each in operator.all_outputs
+        if each.role in (Role.OUT_MEAN, Role.OUT_INVSTD)
+    }
+    return {OUTPUT.name: output, **statistics, **running}
 
 
 #: Whether C++ computes on a GPU what PyTorch does, by the GPU's name; held while one is tried, when

@@ -155,12 +155,10 @@ class _SyncBatchNorm(torch.autograd.Function):
         # As by PyTorch's layers, the update leaves the statistics' versions as they are.
         running_mean, running_var = (None if each is None else each.data for each in running)
         running = running_mean, running_var
-        mean, invstd, *_ = batch_norm_gather_stats_with_counts(
+        batch_norm_gather_stats_with_counts(
             input, everyone[:, :channels], everyone[:, channels : 2 * channels], *running, counts,
-            momentum=momentum, eps=eps, out=(None, None, *running),
+            momentum=momentum, eps=eps, out=(mean, invstd, *running),
         )  # fmt: skip
-        real = torch.float64 if input.dtype is torch.float64 else torch.float32
-        mean, invstd = mean.to(real), invstd.to(real)
         output = torch.empty_like(input, memory_format=_format_of(input))
         batch_norm_elemt(input, weight, bias, mean, invstd, out=output)
         ctx.save_for_backward(input, weight, bias, mean, invstd, counts.sum().reshape(1))
@@ -185,7 +183,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         # The sums take the mean's dtype, float64, and the parameters' gradients the weight's;
         # without a weight the mean stands in for it.
         sum_dy, sum_dy_xmu, grad_weight, grad_bias = batch_norm_backward_reduce(
-            grad_out, input, mean.double(), invstd, mean if weight is None else weight,
+            grad_out, input, mean, invstd, mean if weight is None else weight,
             input_g=mask[0], weight_g=mask[1], bias_g=mask[2],
         )  # fmt: skip
         grad_input = None

@@ -49,6 +49,7 @@ from .vectors import (
     offset_along,
     read_elements,
     read_row,
+    read_statistics,
     spread,
     total_count,
     write_parameters,
@@ -72,8 +73,8 @@ def prepare(block, s, base, c0, c1):
     at = base // per_group + first
     mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
     fill(invstd[1], n, 0.0)
-    read_row(block, B.MEAN, s, first, n, 0.0, mean[0])
-    read_row(block, B.INVSTD, s, first, n, 1.0, invstd[0])
+    read_statistics(block, B.MEAN, s, first, n, 0.0, mean[0])
+    read_statistics(block, B.INVSTD, s, first, n, 1.0, invstd[0])
     if get(block, B.GIVEN_SUMS) != 0:
         sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
         clear_pairs(sums, n)
@@ -90,11 +91,20 @@ def prepare(block, s, base, c0, c1):
             steps = shift(block, B.OUTER_STRIDES + B.OUTER_MAX)
             element += offset_along(block, B.OUTER_RANK, steps, s * get(block, B.POSITIONS))
         step, code = per_group * get(block, B.CHANNEL_STRIDES + 1), get(block, B.X_CODE)
-        read_elements(block, get(block, B.X), code, element + first * step, step, n, mean[1])
+        read_elements(get(block, B.X), code, element + first * step, step, n, mean[1])
         for g in range(n):  # from another array: conditional stores are slow on some processors
             value = get(mean[1], g)
             put(mean[0], g, value if isfinite(value) else 0.0)
-    fill(mean[1], n, 0.0)
+    for g in range(n):  # as ``statistics`` does with computed means
+        put_mean(block, mean, g, get(mean[0], g), (get(mean[0], g), 0.0))
+
+
+@helper
+def put_mean(block, mean, g, value, number):
+    """Keep a mean as the arithmetic's number nearest to its value, and what that is off by."""
+    nearest = as_arithmetic(block, canonical(value))
+    left = number[1] + (number[0] - nearest)
+    put_pair(mean, g, (nearest, left if isfinite(left) else 0.0))
 
 
 @helper
@@ -162,15 +172,13 @@ def statistics(block, flags, s, base, c0, c1):
     """Compute the missing mean and invstd from the moments of x; or the mean, for a second round.
 
     Moments are about the given mean, or else about a point near the mean. The first moment corrects
-    the mean and the variance, so that both are as exact as the sums. A computed mean is rounded to
-    the arithmetic's type for the loops over tensors, and its rounding error is kept beside it (see
-    ``centre``). For gradients 1/std is not rounded; y is normalised with a rounded mean and 1/std.
-    Without elements both are 0.
+    the mean and the variance, so that both are as exact as the sums. The mean is rounded to the
+    arithmetic's type for the loops over tensors, and its rounding error is kept beside it (see
+    ``centre`` and coefficients.py). 1/std is not rounded. Without elements both are 0.
     """
     not_inlined()
     per_group = get(block, B.PER_GROUP)
     m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
-    forward = get(block, B.FORWARD) != 0
     changes, variances = pairs_buffer(STRIP), pairs_buffer(STRIP)
     means, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP)
     last = c1 // per_group
@@ -193,10 +201,8 @@ def statistics(block, flags, s, base, c0, c1):
             about = get(mean[0], g)
             new = plus((about, 0.0), change)
             value = rounded(new) if isfinite(about) else about
-            nearest = as_arithmetic(block, canonical(value))
-            left = new[1] + (new[0] - nearest)
             put(means[0], g, value)
-            put_pair(mean, g, (nearest, left if isfinite(left) else 0.0))
+            put_mean(block, mean, g, value, new)
         if not flags & B.DO_STATISTICS:
             continue
         for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):
@@ -206,9 +212,6 @@ def statistics(block, flags, s, base, c0, c1):
             put_pair(changes, g, (rounded(variance), 0.0))
             put(invstds[0], g, rounded(r))
             put_pair(invstd, g, r)
-        if forward and get(block, B.MISSING_INVSTD) != 0:
-            for g in range(there):
-                put_pair(invstd, g, (as_arithmetic(block, canonical(get(invstds[0], g))), 0.0))
         write_statistics(block, s, first, count, means, invstds, changes, m)
 
 
@@ -236,12 +239,16 @@ def centre(block, base, c0, c1):
     from the rounded mean is at most twice x − μ.
     """
     not_inlined()
-    rest = pairs(block, B.W_MEAN, base)[1]
-    sums, xmus = pairs(block, B.W_SUM_DY, base), pairs(block, B.W_SUM_DY_XMU, base)
-    for c in range(c0, c1):
-        value, error = times((-get(rest, c), 0.0), get_pair(sums, c))
-        is_finite = isfinite(value)
-        add_pair(xmus, c, (value if is_finite else 0.0, error if is_finite else 0.0))
+    per_group, row = get(block, B.PER_GROUP), double_buffer(SPREAD)
+    rests = array(block, B.W_MEAN + 1, base // per_group)
+    for first in range(c0, c1, STRIP):
+        n, at = smaller(STRIP, c1 - first), base + first
+        rest = spread(rests, first, n, per_group, row)
+        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+        for c in range(n):
+            value, error = times((-get(rest, c), 0.0), get_pair(sums, c))
+            is_finite = isfinite(value)
+            add_pair(xmus, c, (value if is_finite else 0.0, error if is_finite else 0.0))
 
 
 @helper

@@ -77,9 +77,9 @@ COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 BANKS, BANK_SETS, PARTS_OF_SUMS, TASK_CHANNELS = _block.each(4)
 # Byte offsets in the workspace; all arrays but weight and bias are float64. Of two fields the first
 # is for numbers, the second for their errors (see pairs.py). Each statistics group in a bank has
-# the mean rounded to the arithmetic's type, with the rounding error of a computed mean; invstd with
-# its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Each
-# channel has gain and shift.
+# the mean rounded to the arithmetic's type, with its rounding error; invstd with its error; slope
+# and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Each channel has gain and
+# shift. Where y's parameters lie along rows, the slope is what to add to (x - mean) * invstd.
 W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block.each(4)
 # The sums for each part, bank and channel, with their errors.
@@ -139,10 +139,10 @@ _job = _Fields()
 # A job tells a kernel what to do with a piece of the tensors, whose addresses are arguments beside
 # the job. J_BLOCK is the address of the block, for the facts that all jobs share. J_CHANNEL is the
 # number of the first channel; J_GAIN to J_SUMS are addresses of the arrays above, for channel and
-# group 0.
+# group 0. J_REST is that of the means' rounding errors.
 J_BLOCK, J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT = _job.each(6)
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
-J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = _job.each(6)
+J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD, J_REST = _job.each(7)
 J_SUMS = _job(4)
 # Whether dx is written with non-temporal stores, and whether rows are prefetched while others are
 # summed; and how many channels later begin those that are prefetched while dx is written, or 0.

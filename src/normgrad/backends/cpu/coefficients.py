@@ -5,6 +5,10 @@ number of elements. Batch norm has γ = 1 and o = weight·r; group norm has o = 
 in RMS norm, μ and T are 0. Then:
 
     dx = o · (γ·dy − (T + r²·P·(x − μ)))
+    y  = w·r · (x − μ) + b
+
+The loops over tensors have x − h, where h is μ rounded to the arithmetic's type. The difference,
+l = μ − h, is a part of what they add: of T − r²·P·l, or of b − w·r·l.
 
 Multiplied out, dx = oγ·dy − (oT + or²P·(x − μ)) has two roundings fewer for each element; given
 exact sums it is within 4 roundoffs on any data. Where a product of the factors is infinite, NaN or
@@ -39,7 +43,6 @@ from .intrinsics import (
     not_inlined,
     pairs_buffer,
     put,
-    shift,
     singles_at,
     smaller,
     store,
@@ -95,6 +98,12 @@ def shift_and_slope(total, projection, m, o, r, multiplied, normal):
 
 
 @helper
+def shifted(offset, factor, rest):
+    """What to add to the factor's product with x − h, that it be the product with x − h − l."""
+    return fma(-factor, rest, offset) if isfinite(factor) else offset
+
+
+@helper
 def read_weights(block, first, count, w):
     """Read the weights of some channels; or 1 where weights lie along rows: the sums have them."""
     if get(block, B.ALONG) != 0:
@@ -135,9 +144,7 @@ def batch_in(zero, block, normal, base, c0, c1):
             multiplied = holds(wr, weight, value_of(r), normal)
             total, projection = get_number(sums, c) if centred else zero, get_number(xmus, c)
             t, p, multiplied = shift_and_slope(total, projection, m, o, r, multiplied, normal)
-            # The loops over tensors use the rounded mean, for which the shift is corrected.
-            change = fma(-p, get(errors, c), t)
-            put(offset, c, canonical(change if isfinite(p) else t))
+            put(offset, c, canonical(shifted(t, p, get(errors, c))))
             put(slope, c, canonical(p))
             put(gain, c, canonical(wr) if multiplied else 1.0)
             put(scale, c, 1.0 if multiplied else canonical(wr))
@@ -166,7 +173,8 @@ def groups(block, s, base, c0, c1):
             n = smaller(STRIP, end - first)
             read_weights(block, first, n, w)
             add_weighted(block, base + first, n, w, invstd, count, totals, projections, precise)
-        finish_groups(block, invstd, count, totals, projections, precise, slope, scale)
+        rests = array(block, B.W_MEAN + 1, group)
+        finish_groups(block, invstd, rests, count, totals, projections, precise, slope, scale)
         for first in range(c, end, STRIP):
             n = smaller(STRIP, end - first)
             if n < end - c:
@@ -233,7 +241,7 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, precise
 
 
 @helper
-def finish_groups(block, invstd, count, totals, projections, precise, slope, scale):
+def finish_groups(block, invstd, rests, count, totals, projections, precise, slope, scale):
     """Compute the groups' slopes and scales; ``totals`` and ``precise`` become shifts, factors."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     centred = get(block, B.CENTRED) != 0
@@ -245,7 +253,7 @@ def finish_groups(block, invstd, count, totals, projections, precise, slope, sca
         t, p, multiplied = shift_and_slope(total, (projection, error), m, r, r, fits, normal)
         put(slope, g, canonical(p))
         put(scale, g, 1.0 if multiplied else canonical(r[0]))
-        put(totals[0], g, canonical(t))
+        put(totals[0], g, canonical(shifted(t, p, get(rests, g))))
         put(precise, g, r[0] if multiplied else 1.0)
 
 
@@ -263,19 +271,30 @@ def spread_groups(block, at, count, w, totals, factors):
 
 
 def constant(block, s, base, c0, c1):
-    """The coefficients where they depend on no sums: w·r, and the bias."""
-    per_group = get(block, B.PER_GROUP)
-    gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
-    invstd = array(block, B.W_INVSTD, base // per_group)
-    w, row = double_buffer(STRIP), double_buffer(SPREAD)
+    """The coefficients where they depend on no sums: w·r and the bias; or 1/std, for rows.
+
+    Rows, along which weights and biases lie, are statistics groups. They have ``slope`` instead of
+    a bias: what to add to (x − h)/std.
+    """
+    per_group, along = get(block, B.PER_GROUP), get(block, B.ALONG) != 0
+    group = base // per_group
+    gain, slope = array(block, B.W_GAIN, base), array(block, B.W_SLOPE, group)
+    offset = slope if along else array(block, B.W_SHIFT, base)
+    invstd, rests = array(block, B.W_INVSTD, group), array(block, B.W_MEAN + 1, group)
+    w, b, rows = double_buffer(STRIP), double_buffer(STRIP), pairs_buffer(SPREAD)
     for first in range(c0, c1, STRIP):
         n = smaller(STRIP, c1 - first)
         read_weights(block, first, n, w)
-        if get(block, B.ALONG) == 0:
-            read_parameters(block, B.BIAS, first, n, 0.0, shift(offset, first))
-        r = spread(invstd, first, n, per_group, row)
+        if along:
+            fill(b, n, 0.0)
+        else:
+            read_parameters(block, B.BIAS, first, n, 0.0, b)
+        r = spread(invstd, first, n, per_group, rows[0])
+        rest = spread(rests, first, n, per_group, rows[1])
         for c in range(n):
-            put(gain, first + c, canonical(get(w, c) * get(r, c)))
+            factor = get(w, c) * get(r, c)
+            put(gain, first + c, canonical(factor))
+            put(offset, first + c, canonical(shifted(get(b, c), factor, get(rest, c))))
 
 
 def count(block, flags, s, base, c0, c1):

@@ -126,18 +126,20 @@ def exact_terms(operation, tensors, k, mean, terms, part):
 
 @by_types
 def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
-    """The coefficients of a part of a row, multiplied by the weights along the row, if any."""
+    """The coefficients of a part of a row, with the weights and biases along the row, if any."""
     if not operation.along:
         return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
-    normalises = operation.normalises
+
+    def normalising(operation, dy, coefficients, weight, bias, k, part):
+        invstd, _, mean, offset, _ = coefficients
+        w, b = as_loaded(dy, load_part(weight, k, part)), as_loaded(dy, load_part(bias, k, part))
+        return invstd, b, mean, offset, w
 
     def weighted(operation, dy, coefficients, weight, bias, k, part):
         gain, offset, mean, slope, scale = coefficients
-        if normalises:
-            offset = as_loaded(dy, load_part(bias, k, part))
         return gain * as_loaded(dy, load_part(weight, k, part)), offset, mean, slope, scale
 
-    return weighted
+    return normalising if operation.normalises else weighted
 
 
 @by_types
@@ -146,16 +148,24 @@ def linear_form(operation, tensors, k, coefficients, part):
 
     The coefficients are lanes: gain, shift, mean, slope and scale.
     dx = scale · (gain·dy − (shift + slope·(x − mean))), or in evaluation dx = gain · dy;
-    y = gain · (x − mean) + shift.
+    y = gain · (x − mean) + shift, or with parameters along the row
+    y = scale · (gain · (x − mean) + slope) + shift, where the scale is the weight.
     """
     if operation.operation == "scale":
         return lambda operation, tensors, k, coefficients, part: (
             coefficients[0] * load_part(tensors[0], k, part)
         )
     if operation.normalises:
-        return lambda operation, tensors, k, coefficients, part: (
-            coefficients[0] * (load_part(tensors[1], k, part) - coefficients[2]) + coefficients[1]
-        )
+        along = operation.along
+
+        def normalised(operation, tensors, k, coefficients, part):
+            gain, offset, mean, slope, scale = coefficients
+            centred = load_part(tensors[1], k, part) - mean
+            if along:
+                return scale * (gain * centred + slope) + offset
+            return gain * centred + offset
+
+        return normalised
 
     def gradient(operation, tensors, k, coefficients, part):
         gain, offset, mean, slope, scale = coefficients

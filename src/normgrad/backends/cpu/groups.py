@@ -15,7 +15,6 @@ from .helpers import as_argument, by_types, helper
 from .intrinsics import (
     as_int64,
     double_buffer,
-    doubles_at,
     get,
     inlined,
     item_size,
@@ -58,6 +57,7 @@ from .row_groups import (
     read_coefficients,
     round_statistics,
     row_coefficients,
+    statistics_from,
     write_part_of_group,
 )
 from .target import has_many_registers
@@ -218,8 +218,6 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
     columns = (double_buffer(ROW), double_buffer(1)), (double_buffer(ROW), double_buffer(1))
     first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
     writes, adds = get(job, B.J_WRITES) != 0, get(job, B.J_ADDS) != 0
-    means = shift(doubles_at(get(job, B.J_MEAN)), first)
-    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     start_sums(columns, run, zero)
     streaming = streams_lines(job, dx, run, steps[2])
     coefficients = real_buffer(COEFFICIENTS, dy, x)
@@ -228,12 +226,12 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
     prefetches = get(job, B.J_AHEAD) != 0 and not prefetches_beside_parameters(dy)
     for i in range(0, count, ROWS):
         rows, here = smaller(ROWS, count - i), advance((dy, x, dx), steps, i)
-        mean, invstd = shift(means, i), shift(invstds, i)
         if writes:
-            sum_short_rows(operation, here, steps, rows, run, mean, weights, sums, prefetches)
-            compute_coefficients(job, rows, mean, invstd, sums, coefficients)
+            means = statistics_from(job, first + i)[0]
+            sum_short_rows(operation, here, steps, rows, run, means, weights, sums, prefetches)
+            compute_coefficients(job, first + i, rows, sums, coefficients)
         else:
-            round_statistics(rows, mean, invstd, coefficients)
+            round_statistics(job, first + i, rows, coefficients)
         arguments = (
             operation, here, steps, rows, weights, coefficients, columns, writes, streaming, ahead
         )  # fmt: skip
@@ -257,22 +255,20 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
     weights = reals_at(get(job, B.J_WEIGHT), dy, x)
     chain = reals_at(get(job, B.J_SUMS + 1), dy, x), reals_at(get(job, B.J_SUMS + 3), dy, x)
     first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
-    means = shift(doubles_at(get(job, B.J_MEAN)), first)
-    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     streaming, columns = streams_lines(job, dx, run, steps[2]), sums_of(job)
     coefficients = real_buffer(COEFFICIENTS, dy, x)
     sums = double_buffer(1), double_buffer(1)
     here = dy, x, dx
     for i in range(count):
-        mean, invstd = shift(means, i), shift(invstds, i)
         if is_written(writes):
-            terms = splat_like(dy, x, get(mean, 0)), zero_lanes(dy, x), weights
+            mean = get(statistics_from(job, first + i)[0], 0)
+            terms = splat_like(dy, x, mean), zero_lanes(dy, x), weights
             totals = totals_of_rows(operation, here, (0, 0, 0), 1, run, terms, False, False)
             put(sums[0], 0, sum_of_total(totals[0])[0])
             put(sums[1], 0, sum_of_total(totals[1])[0])
-            compute_coefficients(job, 1, mean, invstd, sums, coefficients)
+            compute_coefficients(job, first + i, 1, sums, coefficients)
         else:
-            round_statistics(1, mean, invstd, coefficients)
+            round_statistics(job, first + i, 1, coefficients)
         if adds:
             is_full = (i + 1) % ROW_CHAIN == 0 or i + 1 == count
             arguments = (
@@ -317,16 +313,16 @@ def forward(operation, dy, x, dx, job):
     steps, streaming = three(job, B.J_CHANNEL_STEPS), is_streamed(dx, job)
     at_once = larger(1, smaller(EIGHT, NEAR // (run * item_size(x))))
     along, ahead = parameters_along(x, x, job), NEAR // item_size(x)
-    means, invstds = double_buffer(EIGHT), double_buffer(EIGHT)
+    means, invstds, rests = double_buffer(EIGHT), double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):
         c, rows, here = first + start, smaller(at_once, count - start), shift(x, start * steps[1])
         choose_pilots(job, here, steps[1], c, rows)
         moments_of_channels(operation, here, job, c, c + rows)
-        compute_statistics(job, c, rows, means, invstds)
+        compute_statistics(job, c, rows, means, invstds, rests)
         for r in range(rows):
             tensors = advance((dy, x, dx), steps, start + r)
             gain, mean = splat_like(x, x, get(invstds, r)), splat_like(x, x, get(means, r))
-            coefficients = gain, gain, mean, gain, gain
+            coefficients = gain, gain, mean, splat_like(x, x, get(rests, r)), gain
             if streaming:
                 stream_row(operation, tensors, coefficients, along, run, ahead)
             else:

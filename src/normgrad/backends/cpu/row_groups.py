@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
+import numpy as np
 from numba import types
 
 from . import block as B
 from .accumulate import add_columns, fold, nearest_element, start_sums
-from .coefficients import NORMAL_SINGLES, holds, keep_precision
+from .coefficients import NORMAL_SINGLES, holds, keep_precision, shifted
 from .elements import advance, linear_form, prefetch_bytes_ahead
 from .helpers import by_types, helper
 from .intrinsics import (
@@ -43,8 +44,8 @@ from .write import parameters_along
 
 #: Offsets of the rows' coefficients in a buffer, in the order of a job's fields: of so many rows as
 #: there are lanes, or fewer.
-GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = range(0, 6 * LANES, LANES)
-COEFFICIENTS = 6 * LANES
+GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD, REST = range(0, 7 * LANES, LANES)
+COEFFICIENTS = 7 * LANES
 #: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
 DISTANCE = 1 << 13
 #: The rows in a chain of long rows' sums for the parameters. A term has one rounding of x − μ, one
@@ -55,60 +56,78 @@ TILE = LANES * LANES
 
 
 @helper
-def read_coefficients(job, row, rows, coefficients):
-    """Read the coefficients of some rows, rounded to the arithmetic's type."""
-    for field in range(COEFFICIENTS // LANES):
-        values = shift(doubles_at(get(job, B.J_GAIN + field)), row)
-        for r in range(rows):
-            put(coefficients, field * LANES + r, get(values, r))
+def statistics_from(job, row):
+    """The means, their rounding errors and 1/std, from a row on."""
+    return (
+        shift(doubles_at(get(job, B.J_MEAN)), row), shift(doubles_at(get(job, B.J_REST)), row),
+        shift(doubles_at(get(job, B.J_INVSTD)), row),
+    )  # fmt: skip
 
 
 @helper
-def compute_coefficients(job, rows, means, invstds, sums, coefficients):
+def read_coefficients(job, row, rows, coefficients):
+    """Read the coefficients of some rows, rounded to the arithmetic's type."""
+    for field in range(INVSTD // LANES):
+        values = shift(doubles_at(get(job, B.J_GAIN + field)), row)
+        for r in range(rows):
+            put(coefficients, field * LANES + r, get(values, r))
+    round_statistics(job, row, rows, coefficients)
+
+
+@helper
+def compute_coefficients(job, row, rows, sums, coefficients):
     """Compute some rows' coefficients (see ``row_coefficients`` and coefficients.py) from sums."""
     not_inlined()
+    _, rests, invstds = statistics_from(job, row)
     block = block_of(job)
     m, centred = bits_to_double(get(block, B.DIVISOR)), get(block, B.CENTRED) != 0
     weights = doubles_at(get(block, B.WORKSPACE) + get(block, B.W_COUNT))
     normal = NORMAL_SINGLES
     least, most, one = get(weights, 1), get(weights, 2), 1.0 / m
     for r in range(rows):
-        invstd, total, projection = get(invstds, r), get(sums[0], r), get(sums[1], r)
+        invstd, total, rest = get(invstds, r), get(sums[0], r), get(rests, r)
+        projection = shifted(get(sums[1], r), total, rest)
         several = invstd - invstd if m > 1.0 else 0.0
         t, p = total * one if centred else 0.0, (projection + several) * one * (invstd * invstd)
         gained, sloped = invstd * t, invstd * p
         fits = keep_precision(least, most, invstd, normal) & holds(invstd, invstd, 1.0, normal)
         fits &= holds(gained, invstd, t, normal) & holds(sloped, invstd, p, normal)
         put(coefficients, GAIN + r, invstd if fits else 1.0)
-        put(coefficients, SHIFT + r, canonical(gained if fits else t))
-        put(coefficients, MEAN + r, get(means, r))
-        put(coefficients, SLOPE + r, canonical(sloped if fits else p))
+        slope = sloped if fits else p
+        put(coefficients, SHIFT + r, canonical(shifted(gained if fits else t, slope, rest)))
+        put(coefficients, SLOPE + r, canonical(slope))
         put(coefficients, SCALE + r, 1.0 if fits else canonical(invstd))
-        put(coefficients, INVSTD + r, invstd)
+    round_statistics(job, row, rows, coefficients)
 
 
 @helper
-def round_statistics(rows, means, invstds, coefficients):
+def round_statistics(job, row, rows, coefficients):
     """Round what the parameters' sums need of some rows' coefficients."""
+    means, rests, invstds = statistics_from(job, row)
     for r in range(rows):
         put(coefficients, MEAN + r, get(means, r))
         put(coefficients, INVSTD + r, get(invstds, r))
+        put(coefficients, REST + r, shifted(0.0, get(invstds, r), get(rests, r)))
 
 
 @helper
 def row_coefficients(coefficients, r):
-    """A row's coefficients in lanes: gain, shift, mean, slope, scale and 1/std."""
+    """A row's coefficients in lanes: gain, shift, mean, slope, scale, 1/std and rest.
+
+    The rest is what to add to (x − mean)/std, since the mean is rounded.
+    """
     return (
         splat(get(coefficients, GAIN + r)), splat(get(coefficients, SHIFT + r)),
         splat(get(coefficients, MEAN + r)), splat(get(coefficients, SLOPE + r)),
         splat(get(coefficients, SCALE + r)), splat(get(coefficients, INVSTD + r)),
+        splat(get(coefficients, REST + r)),
     )  # fmt: skip
 
 
 @helper
 def write_part_of_group(operation, tensors, c, weight, of_row, part, streaming):
     """Write dx of a part of a row."""
-    gain, offset, mean, slope, scale, _ = of_row
+    gain, offset, mean, slope, scale, _, _ = of_row
     weighted = gain * weight, offset, mean, slope, scale
     store_part(tensors[2], c, linear_form(operation, tensors, c, weighted, part), part, streaming)
 
@@ -131,7 +150,7 @@ def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, str
     dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
     if is_written(writes):
         write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
-    return sums[0] + dy, sums[1] + dy * (centred * of_row[5])
+    return sums[0] + dy, sums[1] + dy * (centred * of_row[5] + of_row[6])
 
 
 @helper
@@ -144,8 +163,11 @@ def choose_pilots(job, x, step, first, rows):
 
 
 @helper
-def compute_statistics(job, first, rows, means, invstds):
-    """Compute some rows' mean and 1/std from their moments, for the loop that writes y."""
+def compute_statistics(job, first, rows, means, invstds, rests):
+    """Compute some rows' coefficients of y (see ``linear_form``) from their moments.
+
+    They are the mean and 1/std, and what to add to (x − mean)/std, since the mean is rounded.
+    """
     block = block_of(job)
     one, eps = 1.0 / bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
     pilots, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
@@ -154,8 +176,12 @@ def compute_statistics(job, first, rows, means, invstds):
     for r in range(rows):
         change = get(totals, r) * one if centred else 0.0
         variance = get(squares, r) * one - change * change
-        put(means, r, canonical(get(pilots, r) + change))
-        put(invstds, r, canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps)))
+        mean = canonical(get(pilots, r) + change)
+        invstd = canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps))
+        rest = mean - double(np.float32(mean))
+        put(means, r, mean)
+        put(invstds, r, invstd)
+        put(rests, r, shifted(0.0, invstd, rest if isfinite(rest) else 0.0))
 
 
 @helper
@@ -187,8 +213,6 @@ def gradients_in_tiles(operation, dy, x, dx, job):
     weights, first = reals_at(get(job, B.J_WEIGHT), dy, x), get(job, B.J_CHANNEL)
     writes = get(job, B.J_WRITES) != 0
     prefetches = get(job, B.J_AHEAD) != 0 and steps[0] == run and steps[1] == run
-    means = shift(doubles_at(get(job, B.J_MEAN)), first)
-    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     tiles = real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)
     chain, zero = (real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)), zero_lanes(dy, x)
     columns = (double_buffer(TILE), double_buffer(1)), (double_buffer(TILE), double_buffer(1))
@@ -205,18 +229,18 @@ def gradients_in_tiles(operation, dy, x, dx, job):
                 prefetch_bytes_ahead(here, DISTANCE, k)
         load_tile(here[0], steps[0], run, rows, tiles[0])
         load_tile(here[1], steps[1], run, rows, tiles[1])
-        mean, invstd = shift(means, start), shift(invstds, start)
         if rows < LANES:
             for field in range(0, COEFFICIENTS, LANES):
                 put_lanes(coefficients, field, zero)
-        round_statistics(rows, mean, invstd, coefficients)
+        round_statistics(job, first + start, rows, coefficients)
         if writes:
             sum_tile(tiles, run, double_lanes(load_lanes(coefficients, MEAN)), weights, sums)
-            compute_coefficients(job, rows, mean, invstd, sums, coefficients)
+            compute_coefficients(job, first + start, rows, sums, coefficients)
         of_rows = (
             load_lanes(coefficients, GAIN), load_lanes(coefficients, SHIFT),
             load_lanes(coefficients, MEAN), load_lanes(coefficients, SLOPE),
             load_lanes(coefficients, SCALE), load_lanes(coefficients, INVSTD),
+            load_lanes(coefficients, REST),
         )  # fmt: skip
         tensors = tiles[0], tiles[1], tiles[0]
         is_full = (start // LANES + 1) % ROW_CHAIN == 0 or start + LANES >= count
@@ -248,11 +272,12 @@ def forward_in_tiles(operation, dy, x, dx, job):
     steps, along = three(job, B.J_CHANNEL_STEPS), parameters_along(x, x, job)
     pilots, sums = doubles_at(get(job, B.J_MEAN)), sums_of(job)
     tile, centred = real_buffer(TILE, x, x), get(block_of(job), B.CENTRED) != 0
-    means, invstds = double_buffer(LANES), double_buffer(LANES)
+    means, invstds, rests = double_buffer(LANES), double_buffer(LANES), double_buffer(LANES)
     about, totals, squares = double_buffer(LANES), double_buffer(LANES), double_buffer(LANES)
     none = splat(0.0)
     put_lanes(means, 0, none)
     put_lanes(invstds, 0, none)
+    put_lanes(rests, 0, none)
     for start in range(0, count, LANES):
         c, rows = first + start, smaller(LANES, count - start)
         tensors = advance((dy, x, dx), steps, start)
@@ -269,11 +294,12 @@ def forward_in_tiles(operation, dy, x, dx, job):
             put(pilots, c + r, get(about, r))
             put(sums[0][0], c + r, get(totals, r))
             put(sums[1][0], c + r, get(squares, r))
-        compute_statistics(job, c, rows, means, invstds)
+        compute_statistics(job, c, rows, means, invstds, rests)
         gain, mean = single_lanes(load_lanes(invstds, 0)), single_lanes(load_lanes(means, 0))
+        rest = single_lanes(load_lanes(rests, 0))
         for j in range(run):
             at, weight, bias = j * LANES, splat(get(along[0], j)), splat(get(along[1], j))
-            coefficients = gain * weight, bias, mean, gain, gain
+            coefficients = gain, bias, mean, rest, weight
             y = linear_form(operation, (tile, tile, tile), at, coefficients, None)
             put_lanes(tile, at, y)
         transpose(tile, LANES, tensors[2], steps[2], rows, run)

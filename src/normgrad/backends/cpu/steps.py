@@ -159,7 +159,7 @@ def _backward(layout: Layout, cuts: _Cuts) -> list[Step]:
             before = 0
     after = outputs = 0
     if sums:
-        after = B.DO_CENTRE if problem.missing_mean else 0
+        after = B.DO_CENTRE if problem.missing_mean or problem.splits_mean else 0
     if problem.wants_parameters:
         # The gradients of parameters along rows are sums down the columns.
         after |= 0 if along else B.DO_PARAMETERS

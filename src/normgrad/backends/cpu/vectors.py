@@ -145,33 +145,38 @@ def read_every(source, stride, count, row):
 
 
 @helper
-def read_elements(block, address, code, at, stride, count, row):
-    """Read elements of the dtype with this code, from ``at`` on, as numbers of the arithmetic."""
+def read_elements(address, code, at, stride, count, row):
+    """Read elements of the floating-point dtype with this code, from ``at`` on."""
     not_inlined()
     if code == 0:
         read_every(shift(singles_at(address), at), stride, count, row)
+    elif code == 1:
+        read_every(shift(doubles_at(address), at), stride, count, row)
     elif code == 2:
         read_every(shift(float16s_at(address), at), stride, count, row)
-    elif code == 3:
-        read_every(shift(bfloat16s_at(address), at), stride, count, row)
     else:
-        for c in range(count):
-            put(row, c, canonical(as_arithmetic(block, read(address, code, at + c * stride))))
+        read_every(shift(bfloat16s_at(address), at), stride, count, row)
 
 
 @helper
-def read_row(block, slot, s, first, count, otherwise, row):
-    """Read a per-channel input from ``first`` on, or a constant if it is absent.
-
-    A float64 statistic beside float32 data is rounded to the arithmetic's type.
-    """
+def read_statistics(block, slot, s, first, count, otherwise, row):
+    """Read a per-channel input from ``first`` on as it is, or a constant if it is absent."""
     not_inlined()
     address = get(block, slot)
     if address == 0:
         fill(row, count, otherwise)
         return
     at, stride, code = place_of(block, slot, s, first)
-    read_elements(block, address, code, at, stride, count, row)
+    read_elements(address, code, at, stride, count, row)
+
+
+@helper
+def read_row(block, slot, s, first, count, otherwise, row):
+    """Read a per-channel input as ``read_statistics``, rounded to the arithmetic's type."""
+    not_inlined()
+    read_statistics(block, slot, s, first, count, otherwise, row)
+    for c in range(count):
+        put(row, c, canonical(as_arithmetic(block, get(row, c))))
 
 
 @helper

@@ -92,6 +92,7 @@ def start_job(block, job, base, part):
     group, channel = base // per_group * DOUBLE, base * DOUBLE
     sums = channel + part * get(block, B.BANKS) * channels * DOUBLE
     put(job, B.J_MEAN, workspace + get(block, B.W_MEAN) + group)
+    put(job, B.J_REST, workspace + get(block, B.W_MEAN + 1) + group)
     put(job, B.J_INVSTD, workspace + get(block, B.W_INVSTD) + group)
     put(job, B.J_SLOPE, workspace + get(block, B.W_SLOPE) + group)
     put(job, B.J_SCALE, workspace + get(block, B.W_SCALE) + group)

@@ -112,12 +112,15 @@ struct Saved {
 // Computes the gradients of a mask by normgrad's kernels; nothing where they cannot.
 std::optional<variable_list> by_kernels(const Context& context, const Choice& mask, const Saved& saved) {
   const auto& [grad_out, input, weight, statistics] = saved;
-  const Tensor &mean = statistics.front(), &invstd = statistics.back();
+  const Tensor none, &invstd = statistics.back();
+  // A float64 mean is not exact enough for float64 data: the CPU's kernels find it anew.
+  const bool is_precise = input.scalar_type() == at::kDouble && input.is_cpu();
+  const bool in_training = context.norm.kind != Norm::Batch || context.choices[0].values[0] != 0;
+  const Tensor& mean = is_precise && in_training ? none : statistics.front();
   Tensors tensors, results;
   Choices choices{context.choices[0]};
   if (context.norm.kind == Norm::Batch) {
-    const Tensor none;
-    tensors = context.choices[0].values[0] != 0
+    tensors = in_training
         ? Tensors{grad_out, input, weight, none, none, mean, invstd}
         : Tensors{grad_out, input, weight, mean, invstd, none, none};
     choices.push_back(context.choices[2]);
