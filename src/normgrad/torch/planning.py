@@ -152,7 +152,9 @@ def _outputs_of_layer(
     ``view`` on it rely on that. normgrad's has its axes in the input's order in memory. Statistics
     are float64, so that the backward pass has them as exact as the forward pass.
     """
-    shapes = contract.shapes_of(operator, options, contract.present_inputs(operator, options, specs))
+    shapes = contract.shapes_of(
+        operator, options, contract.present_inputs(operator, options, specs)
+    )
     input = specs["input"]
     assert input is not None
     strides = torch.empty(

@@ -1,18 +1,15 @@
 """Accumulators: how sums and moments in the arithmetic's type are folded into sums in float64.
 
-In float64 arithmetic the rounding error of each addition is carried too: otherwise a long tensor's
-chain of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
-A function is compiled for one of the two by the type of ``zero``, lanes in the arithmetic's type,
-or of other lanes.
+In float64 arithmetic these sums have errors (sums.py). A function is compiled for one of the two by
+the type of ``zero``, lanes in the arithmetic's type, or of other lanes.
 
 Three kinds of accumulators take sums from the lanes to channels. A *total* is in registers, for
 rows. A *batch* holds the totals of up to eight channels, whose lanes are added up together. *Column
 sums* are in memory, one for each element of a row.
 
-*Moments* are Σ(x − mean), in float64 arithmetic with its error, and Σ(x − mean)². In float64 they
-are added in lanes; beside float32 data the lanes are in *pieces*, vectors that the processor adds
-in one go. Moments in float32 are about a pilot, a number near the mean; ``move_moments`` moves them
-to another.
+*Moments* are Σ(x − mean) and Σ(x − mean)². In float64 they are added in lanes, which are in
+*pieces*, vectors that the processor adds in one go. Moments in float32 are about a pilot, a number
+near the mean; ``move_moments`` moves them to another.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .conversions import F32, F64, I32, I64, narrow, shaped, widen
+from .conversions import F32, F64, I32, I64, HalfStorage, narrow, shaped, widen
 from .helpers import Emitter, by_types, helper, instruction
-from .intrinsics import double_buffer, get, not_inlined, put, shift, smaller, two_sum
+from .intrinsics import double_buffer, get, not_inlined, shift, smaller, two_sum
 from .lanes import (
     EIGHT,
     HALF,
@@ -34,23 +31,21 @@ from .lanes import (
     concatenated,
     constants,
     double_lanes,
-    fused,
     halves_added,
     in_sequence,
     llvm_function,
     load_lanes,
-    minus,
+    numbers_of,
     put_lanes,
     shuffled,
     splat,
-    sum_and_error_of_lanes,
     sum_of_lanes,
     sums_of_eight,
     vector_at,
     vector_type,
 )
-from .pairs import add_pair, get_pair
 from .parts import first_of, load_part, load_some, masked, merge_part
+from .sums import add, add_exactly, is_compensated, settle
 from .target import halves_vectors
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -60,84 +55,65 @@ BATCH = EIGHT * LANES
 
 
 @by_types
-def is_compensated(zero):
-    """Whether sums carry the errors of their roundings, as in float64 arithmetic."""
-    compensated = zero.real == types.float64
-    return lambda zero: compensated
-
-
-@by_types
 def start_total(zero):
     """A total that is zero."""
     if zero.real == types.float64:
-        return lambda zero: (zero, zero)
+        return lambda zero: (halves_added(zero), halves_added(zero))
     return lambda zero: halves_added(zero)
 
 
 @by_types
-def add_to_total(total, lanes, error):
-    """Add lanes, whose rounding error is given, to a total."""
+def add_to_total(total, lanes):
+    """Add lanes to a total, which in float64 arithmetic has the errors of its additions."""
     if isinstance(total, types.BaseTuple):
 
-        def compensated(total, lanes, error):
-            value, rest = two_sum(total[0], lanes)
-            return value, total[1] + (rest + error)
+        def compensated(total, lanes):
+            value, error = two_sum(total[0], halves_added(lanes))
+            return value, total[1] + error
 
         return compensated
-    return lambda total, lanes, error: total + halves_added(lanes)
+    return lambda total, lanes: total + halves_added(lanes)
 
 
 @helper
-def add_chains(totals, a, b, zero):
+def add_chains(totals, a, b):
     """Add two chains of two sums each to two totals."""
-    return add_to_total(totals[0], a[0] + b[0], zero), add_to_total(totals[1], a[1] + b[1], zero)
+    return add_to_total(totals[0], a[0] + b[0]), add_to_total(totals[1], a[1] + b[1])
 
 
 @by_types
-def sum_of_total(total):
-    """Reduce a total to a number and its error."""
+def lanes_of_total(total):
+    """A total's lanes; the error of an infinite one is NaN, and is not added."""
     if isinstance(total, types.BaseTuple):
+        return lambda total: total[0] + numbers_of(total[1])
+    return lambda total: total
 
-        def compensated(total):
-            value, error = sum_and_error_of_lanes(total[0])
-            return value, error + sum_of_lanes(total[1])
 
-        return compensated
-    return lambda total: (sum_of_lanes(total), 0.0)
+@helper
+def put_in_batch(batch, i, totals):
+    """Put two totals into a batch."""
+    put_lanes(batch[0], i * HALF, lanes_of_total(totals[0]))
+    put_lanes(batch[1], i * HALF, lanes_of_total(totals[1]))
 
 
 @by_types
-def put_in_batch(batch, i, totals, sums, c):
-    """Put two totals of channel c into a batch.
-
-    In float64 arithmetic they are added to the channel's sums now, with their errors.
-    """
-    if isinstance(totals[0], types.BaseTuple):
-
-        def compensated(batch, i, totals, sums, c):
-            add_pair(sums[0], c, sum_of_total(totals[0]))
-            add_pair(sums[1], c, sum_of_total(totals[1]))
-
-        return compensated
-
-    def single(batch, i, totals, sums, c):
-        put_lanes(batch[0], i * HALF, totals[0])
-        put_lanes(batch[1], i * HALF, totals[1])
-
-    return single
+def put_chains(batch, i, lanes):
+    """Put a short row's lanes into a batch of that type."""
+    if batch.dtype == types.float64:
+        return lambda batch, i, lanes: put_lanes(batch, i * HALF, halves_added(lanes))
+    return lambda batch, i, lanes: put_lanes(batch, i * LANES, lanes)
 
 
 @helper
 def add_batch(zero, batch, n, sums, first, step):
     """Add a batch of n channels to the sums of every ``step``-th channel from ``first`` on."""
-    if not is_compensated(zero):
-        numbers = double_buffer(LANES)
-        put_lanes(numbers, 0, sums_of_eight(batch[0]))
-        put_lanes(shift(numbers, EIGHT), 0, sums_of_eight(batch[1]))
-        for i in range(n):
-            c = first + i * step
-            put(sums[0][0], c, get(sums[0][0], c) + get(numbers, i))
-            put(sums[1][0], c, get(sums[1][0], c) + get(numbers, EIGHT + i))
+    numbers = double_buffer(LANES)
+    put_lanes(numbers, 0, sums_of_eight(batch[0]))
+    put_lanes(shift(numbers, EIGHT), 0, sums_of_eight(batch[1]))
+    for i in range(n):
+        c = first + i * step
+        add(zero, sums[0], c, get(numbers, i))
+        add(zero, sums[1], c, get(numbers, EIGHT + i))
 
 
 @helper
@@ -152,51 +128,47 @@ def start_sums(columns, width, zero):
 
 
 @helper
-def fold(zero, sums, index, lanes, error):
-    """Add lanes, whose rounding error is given, to column sums."""
+def fold(zero, sums, index, lanes):
+    """Add lanes to column sums."""
     if is_compensated(zero):
-        value, rest = two_sum(load_lanes(sums[0], index), double_lanes(lanes))
+        value, error = two_sum(load_lanes(sums[0], index), double_lanes(lanes))
         put_lanes(sums[0], index, value)
-        put_lanes(sums[1], index, load_lanes(sums[1], index) + rest + double_lanes(error))
+        put_lanes(sums[1], index, load_lanes(sums[1], index) + error)
     else:
         put_lanes(sums[0], index, load_lanes(sums[0], index) + double_lanes(lanes))
 
 
 @helper
-def add_columns(zero, columns, channels, run, repeat, sums, first):
-    """Add column sums to the sums of their channels, from ``first`` on.
+def add_columns(zero, row, channels, run, repeat, sums, first):
+    """Add a row of column sums to the sums of their channels, from ``first`` on.
 
     The row repeats all channels ``repeat`` times, with ``run`` elements of each.
     """
-    row, totals = columns[0], sums[0]
-    if is_compensated(zero):
-        # The inner loop goes over channels, so that no addition waits for the last. Errors have the
-        # same order as sums, since lanes of float64 are never reordered.
-        for at in range(0, channels * run * repeat, channels * run):
-            for i in range(run):
-                for c in range(channels):
-                    add_pair(sums, first + c, get_pair(columns, at + c * run + i))
-    elif run > 1:
+    if run > 1:
         for c in range(channels):
             total = splat(0.0)
             for i in range(0, run, LANES):
                 total = total + load_some(row, c * run + i, smaller(LANES, run - i))
-            put(totals, first + c, get(totals, first + c) + sum_of_lanes(total))
+            add(zero, sums, first + c, sum_of_lanes(total))
     else:
         for at in range(0, channels * repeat, channels):
             for c in range(channels):
-                put(totals, first + c, get(totals, first + c) + get(row, at + c))
+                add(zero, sums, first + c, get(row, at + c))
 
 
 @helper
 def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
     """Add two arrays of column sums, in the order in which a tensor is loaded, to channels'."""
     not_inlined()
-    for i in range(0, channels * run * repeat, LANES):
+    width = channels * run * repeat
+    if is_compensated(zero):
+        settle(columns[0], width)
+        settle(columns[1], width)
+    for i in range(0, width, LANES):
         put_lanes(columns[0][0], i, in_sequence(tensor, load_lanes(columns[0][0], i)))
         put_lanes(columns[1][0], i, in_sequence(tensor, load_lanes(columns[1][0], i)))
-    add_columns(zero, columns[0], channels, run, repeat, sums[0], first)
-    add_columns(zero, columns[1], channels, run, repeat, sums[1], first)
+    add_columns(zero, columns[0][0], channels, run, repeat, sums[0], first)
+    add_columns(zero, columns[1][0], channels, run, repeat, sums[1], first)
 
 
 def _piece() -> int:
@@ -232,12 +204,15 @@ def join_pieces(emit: Emitter, pieces: Any) -> Any:
 
 @instruction(lambda pointer, index, mean: mean(pointer, types.intp, mean))
 def deviations(emit: Emitter, pointer: Any, index: Any, mean: Any) -> Any:
-    """x − mean of elements ``index`` and following of float32 data, in pieces."""
+    """x − mean of elements ``index`` and following of float32 or float64 data, in pieces."""
     builder, pieces = emit.builder, []
+    element = F64 if emit.types[0].dtype == types.float64 else F32
     for i, about in enumerate(cgutils.unpack_tuple(builder, mean)):
         place = builder.add(index, I64(i * _piece()))
-        at = vector_at(builder, pointer, place, vector_type(F32, _piece()))
-        value = builder.fpext(builder.load(at, align=1), about.type)
+        at = vector_at(builder, pointer, place, vector_type(element, _piece()))
+        value = builder.load(at, align=1)
+        if element is F32:
+            value = builder.fpext(value, about.type)
         pieces.append(builder.fsub(value, about))
     return _pieces(emit, pieces)
 
@@ -297,48 +272,25 @@ def put_halves(emit: Emitter, pointer: Any, index: Any, pieces: Any) -> None:
         builder.store(builder.fadd(vectors[i], vectors[half + i]), at, align=1)
 
 
-@by_types
-def start_moments(zero):
-    """Moments that start at zero, for data that are added in a type."""
-    if zero.real == types.float64:
-        return lambda zero: (splat(0.0), splat(0.0), splat(0.0))
-    return lambda zero: (split_lanes(splat(0.0)), split_lanes(splat(0.0)))
-
-
-@by_types
-def in_pieces(zero, mean):
-    """A mean in lanes of float64 as ``add_part`` takes it: in pieces, but for float64 data."""
-    if zero.real == types.float64:
-        return lambda zero, mean: mean
-    return lambda zero, mean: split_lanes(mean)
+@helper
+def start_moments():
+    """Moments that start at zero."""
+    return split_lanes(splat(0.0)), split_lanes(splat(0.0))
 
 
 @by_types
 def add_part(x, i, mean, moments, part):
-    """Add the moments of a part of a row.
-
-    In float64 arithmetic no rounding error is lost: the mean must be exact enough for elements that
-    are far nearer to it than others.
-    """
-
-    def compensated(x, i, mean, moments, part):
-        s, q, e = moments
-        d, rest = two_sum(load_part(x, i, part), minus(mean))
-        none = splat(0.0)
-        d, rest = merge_part(x, d, none, part), merge_part(x, rest, none, part)
-        total, left = two_sum(s, d)
-        return total, fused(d, d, q), e + (left + rest)
+    """Add the moments of a part of a row about a mean, which is in pieces."""
 
     def whole(x, i, mean, moments, part):
         return add_deviations(deviations(x, i, mean), moments)
 
-    def single(x, i, mean, moments, part):
+    def some(x, i, mean, moments, part):
         d = double_lanes(load_part(x, i, part)) - join_pieces(mean)
         return add_deviations(split_lanes(merge_part(x, d, splat(0.0), part)), moments)
 
-    if x.dtype == types.float64:
-        return compensated
-    return whole if x.dtype == types.float32 and not isinstance(part, types.Integer) else single
+    is_whole = not (isinstance(x.dtype, HalfStorage) or isinstance(part, types.Integer))
+    return whole if is_whole else some
 
 
 @by_types
@@ -356,25 +308,16 @@ def add_end(x, i, mean, moments, count):
 
 
 @by_types
-def lanes_of(zero, moments):
-    """The moments' lanes: the sum, its error and the sum of squares."""
-    if zero.real == types.float64:
-        return lambda zero, moments: (moments[0], moments[2], moments[1])
-    return lambda zero, moments: (join_pieces(moments[0]), splat(0.0), join_pieces(moments[1]))
-
-
-@by_types
 def put_moments(zero, batch, i, moments, sums, c):
     """Put the moments of channel c into a batch.
 
-    Those of float64 data are added to the channel's sums now, with their errors.
+    Those of float64 data, whose chains are short, are added to the channel's sums now.
     """
     if zero.real == types.float64:
 
         def compensated(zero, batch, i, moments, sums, c):
-            total, error, squares = lanes_of(zero, moments)
-            add_pair(sums[0], c, sum_of_total((total, error)))
-            add_pair(sums[1], c, sum_and_error_of_lanes(squares))
+            add_exactly(sums[0], c, sum_of_lanes(join_pieces(moments[0])))
+            add_exactly(sums[1], c, sum_of_lanes(join_pieces(moments[1])))
 
         return compensated
 

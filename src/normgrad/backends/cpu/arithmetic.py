@@ -1,11 +1,9 @@
 """The arithmetic of channels and statistics groups, between the loops over tensors.
 
 This file has the mean and 1/std, the sums, the parameters' gradients, and the unit that does a
-step's arithmetic; `coefficients.py` has the coefficients of dx and y. All is in float64, most of it
-with the error of each rounding carried along (`pairs.py`): float64 data need it, and beside float32
-data it costs little, since loops run over channels only. For small tensors that is most of the work
-even so. Each loop therefore does one thing for all channels, without a branch, and LLVM vectorises
-it.
+step's arithmetic; `coefficients.py` has the coefficients of dx and y. All is in float64. Loops run
+over channels only, but for small tensors that is most of the work. Each loop therefore does one
+thing for all channels, without a branch, and LLVM vectorises it.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 from math import isfinite, sqrt
 
 from . import block as B
+from .coefficients import shifted
 from .helpers import helper
 from .intrinsics import (
     as_int64,
@@ -25,20 +24,9 @@ from .intrinsics import (
     put,
     shift,
     smaller,
+    two_sum,
 )
-from .pairs import (
-    add_array,
-    add_pair,
-    array,
-    clear_pairs,
-    get_pair,
-    over,
-    pairs,
-    plus,
-    put_pair,
-    rounded,
-    times,
-)
+from .sums import add_array, add_exactly, array, clear, settle, settled, sums_at
 from .vectors import (
     SPREAD,
     STRIP,
@@ -71,20 +59,18 @@ def prepare(block, s, base, c0, c1):
     per_group = get(block, B.PER_GROUP)
     first, n = c0 // per_group, (c1 - c0) // per_group
     at = base // per_group + first
-    mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
-    fill(invstd[1], n, 0.0)
+    mean = array(block, B.W_MEAN, at), array(block, B.W_MEAN + 1, at)
+    invstd = array(block, B.W_INVSTD, at)
     read_statistics(block, B.MEAN, s, first, n, 0.0, mean[0])
-    read_statistics(block, B.INVSTD, s, first, n, 1.0, invstd[0])
+    read_statistics(block, B.INVSTD, s, first, n, 1.0, invstd)
     if get(block, B.GIVEN_SUMS) != 0:
-        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
-        clear_pairs(sums, n)
-        clear_pairs(xmus, n)
-        read_row(block, B.SUM_DY, as_int64(0), first, n, 0.0, sums[0])
-        read_row(block, B.SUM_DY_XMU, as_int64(0), first, n, 0.0, xmus[0])
+        read_row(block, B.SUM_DY, as_int64(0), first, n, 0.0, array(block, B.W_SUM_DY, at))
+        xmus = array(block, B.W_SUM_DY_XMU, at)
+        read_row(block, B.SUM_DY_XMU, as_int64(0), first, n, 0.0, xmus)
     if get(block, B.INVSTD_IS_VARIANCE) != 0:
         eps = bits_to_double(get(block, B.EPS))
         for g in range(n):
-            put(invstd[0], g, 1.0 / sqrt(get(invstd[0], g) + eps))
+            put(invstd, g, 1.0 / sqrt(get(invstd, g) + eps))
     if get(block, B.MISSING_MEAN) != 0:
         element = s * get(block, B.SET_STRIDES + 1)
         if get(block, B.VECTORS_OUTER) != 0:
@@ -96,25 +82,21 @@ def prepare(block, s, base, c0, c1):
             value = get(mean[1], g)
             put(mean[0], g, value if isfinite(value) else 0.0)
     for g in range(n):  # as ``statistics`` does with computed means
-        put_mean(block, mean, g, get(mean[0], g), (get(mean[0], g), 0.0))
+        put_mean(block, mean, g, get(mean[0], g), 0.0)
 
 
 @helper
-def put_mean(block, mean, g, value, number):
-    """Keep a mean as the arithmetic's number nearest to its value, and what that is off by."""
-    nearest = as_arithmetic(block, canonical(value))
-    left = number[1] + (number[0] - nearest)
-    put_pair(mean, g, (nearest, left if isfinite(left) else 0.0))
+def put_mean(block, mean, g, about, change):
+    """Keep about + change as the arithmetic's nearest number, and what that is off by; return it.
 
-
-@helper
-def inverse_root(a):
-    """1/sqrt by a step of Newton's method: the root's relative error is half of 1 − root²·value."""
-    root = 1.0 / sqrt(a[0])
-    square, error = times((root, 0.0), (root, 0.0))
-    lack = fma(-square, a[0], 1.0) - error * a[0] - square * a[1]
-    rest = 0.5 * root * lack
-    return root, rest if isfinite(rest) else 0.0
+    The error has the precision of the change, which may be a correction of a mean.
+    """
+    value = canonical(about + change if isfinite(about) else about)
+    nearest = as_arithmetic(block, value)
+    rest = change - (nearest - about)
+    put(mean[0], g, nearest)
+    put(mean[1], g, rest if isfinite(rest) else 0.0)
+    return value
 
 
 @helper
@@ -122,18 +104,20 @@ def means_of_groups(sums, groups, per_group, m, means):
     """Add the sums of each group's channels, in their order, and divide by m."""
     not_inlined()
     for g in range(groups):
-        total = get_pair(sums, g * per_group)
+        total, error = get(sums, g * per_group), 0.0
         if per_group != 1:  # otherwise the loop can be vectorised
             for c in range(g * per_group + 1, (g + 1) * per_group):
-                term = get_pair(sums, c)
+                term = get(sums, c)
                 # Zeros are skipped, since each addition waits for the one before: if a group's
                 # channels were one row, only the first has sums.
-                if (term[0] != 0.0) | (term[1] != 0.0):
-                    total = plus(total, term)
-        put_pair(means, g, total)
+                if term != 0.0:
+                    total, left = two_sum(total, term)
+                    error += left
+        put(means, g, settled(total, error))
     # Divisions are a loop of their own, which can be vectorised.
+    one = 1.0 / m
     for g in range(groups):
-        put_pair(means, g, over(get_pair(means, g), m))
+        put(means, g, get(means, g) * one)
 
 
 @helper
@@ -149,8 +133,8 @@ def update(block, slot, out_slot, first, count, new, n, factor):
     old = double_buffer(STRIP)
     read_row(block, slot, as_int64(0), first, count, 0.0, old)
     for c in range(count):
-        value = (1.0 - momentum) * get(old, c) + momentum * (get(new[0], c) * factor)
-        put(new[0], c, get(old, c) if n == 0.0 else value)
+        value = (1.0 - momentum) * get(old, c) + momentum * (get(new, c) * factor)
+        put(new, c, get(old, c) if n == 0.0 else value)
     write_row(block, out_slot, as_int64(0), first, count, new)
 
 
@@ -179,55 +163,48 @@ def statistics(block, flags, s, base, c0, c1):
     not_inlined()
     per_group = get(block, B.PER_GROUP)
     m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
-    changes, variances = pairs_buffer(STRIP), pairs_buffer(STRIP)
-    means, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP)
+    changes, variances = double_buffer(STRIP), double_buffer(STRIP)
+    means, invstds = double_buffer(STRIP), double_buffer(STRIP)
     last = c1 // per_group
     for first in range(c0 // per_group, last, STRIP):
         count = smaller(STRIP, last - first)
         there = count if m > 0.0 else 0
         at = base + first * per_group
-        mean = pairs(block, B.W_MEAN, at // per_group)
-        invstd = pairs(block, B.W_INVSTD, at // per_group)
-        clear_pairs(means, count)
-        clear_pairs(invstds, count)
-        clear_pairs(changes, count)
-        means_of_groups(pairs(block, B.W_SUM_DY, at), there, per_group, m, changes)
-        means_of_groups(pairs(block, B.W_SUM_DY_XMU, at), there, per_group, m, variances)
+        group = at // per_group
+        mean = array(block, B.W_MEAN, group), array(block, B.W_MEAN + 1, group)
+        invstd = array(block, B.W_INVSTD, group)
+        fill(means, count, 0.0)
+        fill(invstds, count, 0.0)
+        fill(variances, count, 0.0)
+        means_of_groups(array(block, B.W_SUM_DY, at), there, per_group, m, changes)
+        means_of_groups(array(block, B.W_SUM_DY_XMU, at), there, per_group, m, variances)
         for g in range(there if get(block, B.MISSING_MEAN) != 0 else 0):
-            change = get_pair(changes, g)
-            variance = plus(get_pair(variances, g), times((-change[0], -change[1]), change))
-            put(variances[0], g, 0.0 if variance[0] < 0.0 else variance[0])
-            put(variances[1], g, 0.0 if variance[0] < 0.0 else variance[1])
-            about = get(mean[0], g)
-            new = plus((about, 0.0), change)
-            value = rounded(new) if isfinite(about) else about
-            put(means[0], g, value)
-            put_mean(block, mean, g, value, new)
+            change = get(changes, g)
+            variance = fma(-change, change, get(variances, g))
+            put(variances, g, 0.0 if variance < 0.0 else variance)
+            put(means, g, put_mean(block, mean, g, get(mean[0], g), change))
         if not flags & B.DO_STATISTICS:
             continue
         for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):
-            variance = get_pair(variances, g)
-            r = inverse_root(plus(variance, (eps, 0.0)))
-            # To another array: conditional stores are slow on some processors.
-            put_pair(changes, g, (rounded(variance), 0.0))
-            put(invstds[0], g, rounded(r))
-            put_pair(invstd, g, r)
-        write_statistics(block, s, first, count, means, invstds, changes, m)
+            r = 1.0 / sqrt(get(variances, g) + eps)
+            put(invstds, g, r)
+            put(invstd, g, r)
+        write_statistics(block, s, first, count, means, invstds, variances, m)
 
 
 @helper
 def combine(block, base, c0, c1):
-    """Add all parts' sums to the first part's sums, in the order of the parts.
-
-    In float32 arithmetic only the first part has errors (see ``run_task``).
-    """
+    """Add all parts' sums to the first part's sums, in the order of the parts."""
     not_inlined()
     every, at = get(block, B.BANKS) * get(block, B.CHANNELS), base + c0
-    sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+    sums, xmus = sums_at(block, B.W_SUM_DY, at), sums_at(block, B.W_SUM_DY_XMU, at)
     for _ in range(1, get(block, B.PARTS_OF_SUMS)):
         at += every
-        add_array(block, sums, B.W_SUM_DY, at, c1 - c0)
-        add_array(block, xmus, B.W_SUM_DY_XMU, at, c1 - c0)
+        add_array(block, sums, sums_at(block, B.W_SUM_DY, at), c1 - c0)
+        add_array(block, xmus, sums_at(block, B.W_SUM_DY_XMU, at), c1 - c0)
+    if get(block, B.SINGLE) == 0:
+        settle(sums, c1 - c0)
+        settle(xmus, c1 - c0)
 
 
 @helper
@@ -244,49 +221,42 @@ def centre(block, base, c0, c1):
     for first in range(c0, c1, STRIP):
         n, at = smaller(STRIP, c1 - first), base + first
         rest = spread(rests, first, n, per_group, row)
-        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+        sums, xmus = array(block, B.W_SUM_DY, at), array(block, B.W_SUM_DY_XMU, at)
         for c in range(n):
-            value, error = times((-get(rest, c), 0.0), get_pair(sums, c))
-            is_finite = isfinite(value)
-            add_pair(xmus, c, (value if is_finite else 0.0, error if is_finite else 0.0))
+            put(xmus, c, shifted(get(xmus, c), get(sums, c), get(rest, c)))
 
 
 @helper
 def parameters(block, s, base, c0, c1):
-    """Add a set's contribution to the parameter gradients of its bank, or start them with it.
-
-    In float32 arithmetic errors are not carried, here and in ``outputs``: even those of many sets
-    are smaller than the rounding of the gradients themselves.
-    """
+    """Add a set's contribution to the parameter gradients of its bank, or start them with it."""
     not_inlined()
     per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
     bank = s // get(block, B.BANK_SETS)
     one = get(block, B.SETS) == 1 and every == get(block, B.CHANNELS)
-    invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SPREAD)
-    first = c0
+    invstd, row = array(block, B.W_INVSTD, base // per_group), double_buffer(SPREAD)
+    single, first = get(block, B.SINGLE) != 0, c0
     while first < c1:
         # Of samples that are treated as one, all have the same parameters.
         at = first % every
         n = smaller(smaller(STRIP, c1 - first), every - at)
         begins = s % get(block, B.BANK_SETS) == 0 and first < every
-        sums = pairs(block, B.W_SUM_DY, base + first)
-        xmus = pairs(block, B.W_SUM_DY_XMU, base + first)
+        sums = array(block, B.W_SUM_DY, base + first)
+        xmus = array(block, B.W_SUM_DY_XMU, base + first)
         at = base + first if one else at + bank * every
-        biases, scaled = pairs(block, B.W_BIASES, at), pairs(block, B.W_WEIGHTS, at)
-        values = spread(invstd[0], first, n, per_group, row[0])
-        if get(block, B.SINGLE) != 0:
+        biases, scaled = sums_at(block, B.W_BIASES, at), sums_at(block, B.W_WEIGHTS, at)
+        r = spread(invstd, first, n, per_group, row)
+        if single:
             for c in range(n):
-                total, number = get(sums[0], c), get(values, c) * get(xmus[0], c)
+                total, number = get(sums, c), get(r, c) * get(xmus, c)
                 put(biases[0], c, total if begins else get(biases[0], c) + total)
                 put(scaled[0], c, number if begins else get(scaled[0], c) + number)
         else:
-            r = values, spread(invstd[1], first, n, per_group, row[1])
+            if begins:
+                clear(biases, n)
+                clear(scaled, n)
             for c in range(n):
-                total, term = get_pair(sums, c), times(get_pair(r, c), get_pair(xmus, c))
-                if not begins:
-                    total, term = plus(total, get_pair(biases, c)), plus(term, get_pair(scaled, c))
-                put_pair(biases, c, total)
-                put_pair(scaled, c, term)
+                add_exactly(biases, c, get(sums, c))
+                add_exactly(scaled, c, get(r, c) * get(xmus, c))
         first += n
 
 
@@ -296,25 +266,25 @@ def outputs(block, base, c0, c1):
     not_inlined()
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
     buffers = pairs_buffer(STRIP), pairs_buffer(STRIP)
-    clear_pairs(buffers[0], STRIP)
-    clear_pairs(buffers[1], STRIP)
     for first in range(c0, c1, STRIP):
         n, biases, scaled = smaller(STRIP, c1 - first), buffers[0], buffers[1]
         if slots == 1 and get(block, B.SINGLE) != 0:  # nothing is added, and errors are 0
             biases = array(block, B.W_BIASES, base + first), biases[1]
             scaled = array(block, B.W_WEIGHTS, base + first), scaled[1]
         else:
-            clear_pairs(biases, n)
-            clear_pairs(scaled, n)
+            clear(biases, n)
+            clear(scaled, n)
             for slot in range(slots):
                 at = slot * every + base + first
-                add_array(block, biases, B.W_BIASES, at, n)
-                add_array(block, scaled, B.W_WEIGHTS, at, n)
-        xmus = pairs(block, B.W_SUM_DY_XMU, base + first) if slots > 0 else scaled
-        write_parameters(block, B.OUT_SUM_DY, first, n, biases)
+                add_array(block, biases, sums_at(block, B.W_BIASES, at), n)
+                add_array(block, scaled, sums_at(block, B.W_WEIGHTS, at), n)
+            settle(biases, n)
+            settle(scaled, n)
+        xmus = array(block, B.W_SUM_DY_XMU, base + first) if slots > 0 else scaled[0]
+        write_parameters(block, B.OUT_SUM_DY, first, n, biases[0])
         write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)
-        write_parameters(block, B.GRAD_BIAS, first, n, biases)
-        write_parameters(block, B.GRAD_WEIGHT, first, n, scaled)
+        write_parameters(block, B.GRAD_BIAS, first, n, biases[0])
+        write_parameters(block, B.GRAD_WEIGHT, first, n, scaled[0])
 
 
 def gather(block, flags, s, base, c0, c1):
@@ -325,24 +295,25 @@ def gather(block, flags, s, base, c0, c1):
     first. Without elements the statistics are 0.
     """
     eps = bits_to_double(get(block, B.EPS))
-    means, variances, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP), pairs_buffer(STRIP)
+    means, variances, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP), double_buffer(STRIP)
     mean, invstd = double_buffer(STRIP), double_buffer(STRIP)
     n = total_count(block)
     ranks = get(block, B.COUNTS) if n != 0.0 else 0
     for first in range(c0, c1, STRIP):
         count = smaller(STRIP, c1 - first)
         there = count if n != 0.0 else 0
-        clear_pairs(means, count)
-        clear_pairs(variances, count)
-        clear_pairs(invstds, count)
+        clear(means, count)
+        clear(variances, count)
+        fill(invstds, count, 0.0)
         for rank in range(ranks):
             mine = count_of(block, rank)
             if mine != 0.0:
                 read_row(block, B.MEAN, rank, first, count, 0.0, mean)
                 for c in range(count):
-                    add_pair(means, c, (mine * get(mean, c), 0.0))
+                    add_exactly(means, c, mine * get(mean, c))
+        settle(means, count)
         for c in range(there):
-            put_pair(means, c, (rounded(get_pair(means, c)) / n, 0.0))
+            put(means[0], c, get(means[0], c) / n)
         for rank in range(ranks):
             mine = count_of(block, rank)
             if mine != 0.0:
@@ -350,13 +321,14 @@ def gather(block, flags, s, base, c0, c1):
                 read_row(block, B.INVSTD, rank, first, count, 0.0, invstd)
                 for c in range(count):
                     r, d = get(invstd, c), get(mean, c) - get(means[0], c)
-                    add_pair(variances, c, (mine * (1.0 / (r * r) + d * d), 0.0))
+                    add_exactly(variances, c, mine * (1.0 / (r * r) + d * d))
+        settle(variances, count)
         for c in range(there):
-            value = rounded(get_pair(variances, c)) / n
-            put(invstds[0], c, 1.0 / sqrt(value))
+            value = get(variances[0], c) / n
+            put(invstds, c, 1.0 / sqrt(value))
             value -= eps
-            put_pair(variances, c, (0.0 if value < 0.0 else value, 0.0))
-        write_statistics(block, as_int64(0), first, count, means, invstds, variances, n)
+            put(variances[0], c, 0.0 if value < 0.0 else value)
+        write_statistics(block, as_int64(0), first, count, means[0], invstds, variances[0], n)
 
 
 def arithmetic(block, flags, s, base, c0, c1):

@@ -76,13 +76,13 @@ COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 # task has arrays of its own instead, for TASK_CHANNELS channels that take turns; otherwise 0.
 BANKS, BANK_SETS, PARTS_OF_SUMS, TASK_CHANNELS = _block.each(4)
 # Byte offsets in the workspace; all arrays but weight and bias are float64. Of two fields the first
-# is for numbers, the second for their errors (see pairs.py). Each statistics group in a bank has
-# the mean rounded to the arithmetic's type, with its rounding error; invstd with its error; slope
-# and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Each channel has gain and
-# shift. Where y's parameters lie along rows, the slope is what to add to (x - mean) * invstd.
-W_MEAN, W_INVSTD = _block(2), _block(2)
+# is for numbers, the second for their errors. Each statistics group in a bank has the mean rounded
+# to the arithmetic's type, with its rounding error; invstd; slope and scale of
+# dx = scale * (gain * dy - (shift + slope * (x - mean))). Each channel has gain and shift. Where
+# y's parameters lie along rows, the slope is what to add to (x - mean) * invstd.
+W_MEAN, W_INVSTD = _block(2), _block()
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block.each(4)
-# The sums for each part, bank and channel, with their errors.
+# The sums for each part, bank and channel, with their errors (see sums.py).
 W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
 # Partial sums of grad_bias and grad_weight for each slot and parameter, with their errors. There
 # are fewer parameters than channels where several samples are treated as one.

@@ -47,20 +47,7 @@ from .intrinsics import (
     smaller,
     store,
 )
-from .pairs import (
-    array,
-    get_number,
-    get_pair,
-    number,
-    numbers_at,
-    over,
-    pairs,
-    plus,
-    put_pair,
-    rounded,
-    times,
-    value_of,
-)
+from .sums import add_exactly, array, clear, settle
 from .vectors import SPREAD, STRIP, canonical, fill, place_of, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -90,11 +77,11 @@ def holds(product, factor, other, normal):
 def shift_and_slope(total, projection, m, o, r, multiplied, normal):
     """Compute T and r²·P from sums; multiplied by o if ``multiplied`` and no precision is lost."""
     inlined()
-    t, p = over(total, m), times(over(projection, m), times(r, r))
-    ot, op = rounded(times(o, t)), rounded(times(o, p))
-    factor = value_of(o)
-    multiplied &= holds(ot, factor, value_of(t), normal) & holds(op, factor, value_of(p), normal)
-    return ot if multiplied else rounded(t), op if multiplied else rounded(p), multiplied
+    one = 1.0 / m
+    t, p = total * one, projection * one * (r * r)
+    ot, op = o * t, o * p
+    multiplied &= holds(ot, o, t, normal) & holds(op, o, p, normal)
+    return ot if multiplied else t, op if multiplied else p, multiplied
 
 
 @helper
@@ -114,17 +101,7 @@ def read_weights(block, first, count, w):
 
 def batch(block, s, base, c0, c1):
     """Batch norm's coefficients: each channel has its own statistics, and o is w·r."""
-    if get(block, B.SINGLE) != 0:
-        batch_in(0.0, block, NORMAL_SINGLES, base, c0, c1)
-    else:
-        batch_in((0.0, 0.0), block, NORMAL_DOUBLES, base, c0, c1)
-
-
-@helper
-def batch_in(zero, block, normal, base, c0, c1):
-    """Batch norm's coefficients, in the arithmetic that ``zero`` chooses (see pairs.py)."""
-    not_inlined()
-    centred = get(block, B.CENTRED) != 0
+    centred, normal = get(block, B.CENTRED) != 0, normal_numbers(block)
     m = bits_to_double(get(block, B.DIVISOR))
     if get(block, B.GIVEN_SUMS) != 0:
         m = get(array(block, B.W_COUNT, as_int64(0)), 0)
@@ -132,22 +109,19 @@ def batch_in(zero, block, normal, base, c0, c1):
     for first in range(c0, c1, STRIP):
         n, at = smaller(STRIP, c1 - first), base + first
         read_weights(block, first, n, w)
-        sums = numbers_at(zero, block, B.W_SUM_DY, at)
-        xmus = numbers_at(zero, block, B.W_SUM_DY_XMU, at)
-        errors, invstd = array(block, B.W_MEAN + 1, at), numbers_at(zero, block, B.W_INVSTD, at)
+        sums, xmus = array(block, B.W_SUM_DY, at), array(block, B.W_SUM_DY_XMU, at)
+        rests, invstd = array(block, B.W_MEAN + 1, at), array(block, B.W_INVSTD, at)
         gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
         slope, scale = array(block, B.W_SLOPE, at), array(block, B.W_SCALE, at)
         for c in range(n):
-            weight, r = get(w, c), get_number(invstd, c)
-            o = times(number(zero, weight), r)
-            wr = rounded(o)
-            multiplied = holds(wr, weight, value_of(r), normal)
-            total, projection = get_number(sums, c) if centred else zero, get_number(xmus, c)
-            t, p, multiplied = shift_and_slope(total, projection, m, o, r, multiplied, normal)
-            put(offset, c, canonical(shifted(t, p, get(errors, c))))
+            weight, r = get(w, c), get(invstd, c)
+            o = weight * r
+            total, multiplied = get(sums, c) if centred else 0.0, holds(o, weight, r, normal)
+            t, p, multiplied = shift_and_slope(total, get(xmus, c), m, o, r, multiplied, normal)
+            put(offset, c, canonical(shifted(t, p, get(rests, c))))
             put(slope, c, canonical(p))
-            put(gain, c, canonical(wr) if multiplied else 1.0)
-            put(scale, c, 1.0 if multiplied else canonical(wr))
+            put(gain, c, canonical(o) if multiplied else 1.0)
+            put(scale, c, 1.0 if multiplied else canonical(o))
 
 
 def groups(block, s, base, c0, c1):
@@ -165,7 +139,7 @@ def groups(block, s, base, c0, c1):
     c = c0
     while left > 0:
         count = smaller(at_once, left)
-        invstd = pairs(block, B.W_INVSTD, group)
+        invstd = array(block, B.W_INVSTD, group)
         slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
         start_groups(block, invstd, count, totals, projections, precise)
         end = c + count * per_group
@@ -196,47 +170,40 @@ def start_groups(block, invstd, count, totals, projections, precise):
     weight_range, normal = array(block, B.W_COUNT, as_int64(0)), normal_numbers(block)
     least, most, along = get(weight_range, 1), get(weight_range, 2), get(block, B.ALONG) != 0
     for g in range(count):
-        fits = keep_precision(least, most, get(invstd[0], g), normal) | (not along)
+        fits = keep_precision(least, most, get(invstd, g), normal) | (not along)
         put(precise, g, 1.0 if fits else 0.0)
-        put_pair(totals, g, (0.0, 0.0))
-        put_pair(projections, g, (0.0, 0.0))
+    clear(totals, count)
+    clear(projections, count)
 
 
 @helper
 def add_weighted(block, at, count, w, invstd, many, totals, projections, precise):
-    """Add the sums of channels, times their weights, to the sums of their groups, in order.
-
-    In float64 arithmetic errors are added too; in float32 arithmetic terms have none.
-    """
+    """Add the sums of channels, times their weights, to the sums of their groups, in order."""
     not_inlined()
     per_group, single = get(block, B.PER_GROUP), get(block, B.SINGLE) != 0
     normal, several = normal_numbers(block), bits_to_double(get(block, B.DIVISOR)) > per_group
-    sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
-    terms, xmu_terms, fits = pairs_buffer(STRIP), pairs_buffer(STRIP), double_buffer(STRIP)
-    invstds = spread(invstd[0], as_int64(0), count, per_group, double_buffer(SPREAD))
+    sums, xmus = array(block, B.W_SUM_DY, at), array(block, B.W_SUM_DY_XMU, at)
+    terms, xmu_terms, fits = double_buffer(STRIP), double_buffer(STRIP), double_buffer(STRIP)
+    invstds = spread(invstd, as_int64(0), count, per_group, double_buffer(SPREAD))
     for c in range(count):
         v, r = get(w, c), get(invstds, c)
         put(fits, c, 1.0 if holds(v * r, v, r, normal) else 0.0)
         v = v + (v - v) if several else v
-        if single:
-            put(terms[0], c, v * get(sums[0], c))
-            put(xmu_terms[0], c, v * get(xmus[0], c))
-        else:
-            put_pair(terms, c, times((v, 0.0), get_pair(sums, c)))
-            put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
+        put(terms, c, v * get(sums, c))
+        put(xmu_terms, c, v * get(xmus, c))
     for g in range(many):
         first = g * per_group
-        total, projection, fit = get_pair(totals, g), get_pair(projections, g), get(precise, g)
+        total, projection, fit = get(totals[0], g), get(projections[0], g), get(precise, g)
         for c in range(first, smaller(first + per_group, count)):
             fit *= get(fits, c)
             if single:
-                total = total[0] + get(terms[0], c), 0.0
-                projection = projection[0] + get(xmu_terms[0], c), 0.0
+                total, projection = total + get(terms, c), projection + get(xmu_terms, c)
             else:
-                total = plus(total, get_pair(terms, c))
-                projection = plus(projection, get_pair(xmu_terms, c))
-        put_pair(totals, g, total)
-        put_pair(projections, g, projection)
+                add_exactly(totals, g, get(terms, c))
+                add_exactly(projections, g, get(xmu_terms, c))
+        if single:
+            put(totals[0], g, total)
+            put(projections[0], g, projection)
         put(precise, g, fit)
 
 
@@ -245,16 +212,17 @@ def finish_groups(block, invstd, rests, count, totals, projections, precise, slo
     """Compute the groups' slopes and scales; ``totals`` and ``precise`` become shifts, factors."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     centred = get(block, B.CENTRED) != 0
+    settle(totals, count)
+    settle(projections, count)
     for g in range(count):
-        r, fits = get_pair(invstd, g), get(precise, g) != 0.0
-        total = get_pair(totals, g) if centred else (0.0, 0.0)
-        projection, error = get_pair(projections, g)
-        projection = projection + (r[0] - r[0]) if m > 1.0 else projection
-        t, p, multiplied = shift_and_slope(total, (projection, error), m, r, r, fits, normal)
+        r, fits = get(invstd, g), get(precise, g) != 0.0
+        total, projection = get(totals[0], g) if centred else 0.0, get(projections[0], g)
+        projection = projection + (r - r) if m > 1.0 else projection
+        t, p, multiplied = shift_and_slope(total, projection, m, r, r, fits, normal)
         put(slope, g, canonical(p))
-        put(scale, g, 1.0 if multiplied else canonical(r[0]))
+        put(scale, g, 1.0 if multiplied else canonical(r))
         put(totals[0], g, canonical(shifted(t, p, get(rests, g))))
-        put(precise, g, r[0] if multiplied else 1.0)
+        put(precise, g, r if multiplied else 1.0)
 
 
 @helper

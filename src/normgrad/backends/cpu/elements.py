@@ -11,8 +11,8 @@ from numba import types
 from numba.core.extending import models, register_model
 
 from .helpers import by_types, helper
-from .intrinsics import inlined, item_size, shift, two_sum
-from .lanes import as_loaded, double_lanes, fused, minus, prefetch_lanes, product, splat, zero_lanes
+from .intrinsics import inlined, item_size, shift
+from .lanes import as_loaded, double_lanes, prefetch_lanes, product, splat, zero_lanes
 from .layout import ALONG
 from .parts import load_part, merge_part, store_part, store_part_by_words
 
@@ -94,32 +94,22 @@ def add_products(sums, dy, x, d, centred, part):
 
 @by_types
 def exact_terms(operation, tensors, k, mean, terms, part):
-    """The terms of two sums of a part of a row in float64, each with its rounding error.
+    """The terms of two sums of a part of a row in float64.
 
-    In a sum of few terms the rounding of each term to float32 would show. The errors matter in
-    float64 arithmetic alone. ``terms`` are as in ``add_terms``, and dx is written as there.
+    In a sum of few terms the rounding of each term to float32 would show. ``terms`` are as in
+    ``add_terms``, and dx is written as there.
     """
     evaluates, along = operation.operation == "evaluate", operation.along
 
     def exact(operation, tensors, k, mean, terms, part):
         dy, x, dx = tensors
         values = load_part(dy, k, part)
-        none = splat(0.0)
-        d, d_error = double_lanes(values), none
-        centred, centred_error = two_sum(double_lanes(load_part(x, k, part)), minus(mean))
+        d, centred = double_lanes(values), double_lanes(load_part(x, k, part)) - mean
         if evaluates:
             store_part(dx, k, terms[1] * values, part, False)
         if along:
-            weight = double_lanes(as_loaded(dy, load_part(terms[2], k, part)))
-            weighted = product(d, weight)
-            d, d_error = weighted, fused(d, weight, minus(weighted))
-        value = product(d, centred)
-        error = fused(d, centred, minus(value)) + product(d, centred_error)
-        if along:
-            error = error + product(d_error, centred)
-        return (d, d_error), (
-            merge_part(dy, value, none, part), merge_part(dy, error, none, part)
-        )  # fmt: skip
+            d = product(d, double_lanes(as_loaded(dy, load_part(terms[2], k, part))))
+        return d, merge_part(dy, product(d, centred), splat(0.0), part)
 
     return exact
 

@@ -8,7 +8,7 @@ stays in the nearest caches from its sums or moments to its dx or y.
 from __future__ import annotations
 
 from . import block as B
-from .accumulate import BATCH, fold, gather_sums, start_sums, sum_of_total
+from .accumulate import BATCH, fold, gather_sums, lanes_of_total, start_sums
 from .conversions import HalfStorage
 from .elements import advance, prefetch_bytes_ahead, prefetch_inputs
 from .helpers import as_argument, by_types, helper
@@ -36,6 +36,7 @@ from .lanes import (
     load_lanes,
     put_lanes,
     splat_like,
+    sum_of_lanes,
     sums_of_eight,
     zero_lanes,
 )
@@ -115,8 +116,8 @@ def add_rows(arguments, c, part):
     zero = zero_lanes(tensors[0], tensors[1])
     a = add_chain(arguments, c, part, weight, zero, 0)
     b = add_chain(arguments, c, part, weight, zero, 1)
-    fold(zero, sums[0], c, a[0] + b[0], zero)
-    fold(zero, sums[1], c, a[1] + b[1], zero)
+    fold(zero, sums[0], c, a[0] + b[0])
+    fold(zero, sums[1], c, a[1] + b[1])
 
 
 @helper
@@ -264,8 +265,8 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
             mean = get(statistics_from(job, first + i)[0], 0)
             terms = splat_like(dy, x, mean), zero_lanes(dy, x), weights
             totals = totals_of_rows(operation, here, (0, 0, 0), 1, run, terms, False, False)
-            put(sums[0], 0, sum_of_total(totals[0])[0])
-            put(sums[1], 0, sum_of_total(totals[1])[0])
+            put(sums[0], 0, sum_of_lanes(lanes_of_total(totals[0])))
+            put(sums[1], 0, sum_of_lanes(lanes_of_total(totals[1])))
             compute_coefficients(job, first + i, 1, sums, coefficients)
         else:
             round_statistics(job, first + i, 1, coefficients)

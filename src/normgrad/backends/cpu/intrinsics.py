@@ -171,7 +171,7 @@ double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
 
 @instruction(lambda count: types.UniTuple(DOUBLE_POINTER, 2)(count), literal=True)
 def pairs_buffer(emit: Emitter, count: Any) -> Any:
-    """Two arrays on the stack, for numbers and their errors (see pairs.py)."""
+    """Two arrays on the stack, for numbers and their errors (see sums.py)."""
     arrays = [_on_stack(emit, types.float64, emit.types[0].literal_value) for _ in range(2)]
     return emit.context.make_tuple(emit.builder, types.UniTuple(DOUBLE_POINTER, 2), arrays)
 

@@ -360,19 +360,11 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
     return builder.fpext(vectors[0], vector_type(F64, EIGHT))
 
 
-@instruction(lambda lanes: types.UniTuple(types.float64, 2)(lanes))
-def sum_and_error_of_lanes(emit: Emitter, lanes: Any) -> Any:
-    """The sum of all lanes of float64, and its rounding error, by two-sums (Knuth)."""
-    builder = emit.builder
-    error = ir.Constant(lanes.type, [0.0] * lanes.type.count)
-    while lanes.type.count > 1:
-        a, b = _halves(builder, lanes)
-        lanes = builder.fadd(a, b)
-        z = builder.fsub(lanes, a)
-        left = builder.fadd(builder.fsub(a, builder.fsub(lanes, z)), builder.fsub(b, z))
-        error = builder.fadd(builder.fadd(*_halves(builder, error)), left)
-    pair = [builder.extract_element(number, I32(0)) for number in (lanes, error)]
-    return emit.context.make_tuple(builder, types.UniTuple(types.float64, 2), pair)
+@instruction(lambda lanes: lanes(lanes))
+def numbers_of(emit: Emitter, lanes: Any) -> Any:
+    """The same numbers, with 0 in the place of NaN."""
+    is_number = emit.builder.fcmp_ordered("ord", lanes, lanes)
+    return emit.builder.select(is_number, lanes, ir.Constant(lanes.type, None))
 
 
 @instruction(lambda a, b, c: a(a, b, c))
@@ -380,12 +372,6 @@ def fused(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, rounded once."""
     name = f"llvm.fma.v{LANES}{'f64' if a.type.element == F64 else 'f32'}"
     return llvm_function(emit.builder, name, a.type, [a, b, c])
-
-
-@instruction(lambda lanes: lanes(lanes))
-def minus(emit: Emitter, lanes: Any) -> Any:
-    """The same numbers with the other sign."""
-    return emit.builder.fneg(lanes)
 
 
 @instruction(lambda a, b: a(a, b))

@@ -20,7 +20,7 @@ from .accumulate import (
     add_to_total,
     fold,
     gather_sums,
-    is_compensated,
+    put_chains,
     put_in_batch,
     start_sums,
     start_total,
@@ -74,8 +74,7 @@ from .vectors import next_group
 #: the last. On any data the bound allows 16 roundings of one term. In a sum they are: one of x − μ,
 #: one of the product, one of a weight along the row, 7 of the chain's other additions, and one each
 #: where the two chains and the lanes' halves are added. In dx they are 4: of the slope, x − μ, the
-#: addition and the subtraction, with which multiplications are fused. The rest is float64, and in
-#: float64 arithmetic carries its errors.
+#: addition and the subtraction, with which multiplications are fused. The rest is float64.
 CHAIN = 8
 BLOCK = CHAIN * 2 * LANES
 #: Columns are summed, or written, a row of each quarter of a piece at a time. A processor foresees
@@ -141,7 +140,7 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
             for k in range(0, smaller(count, FETCHED), LANES):
                 prefetch_inputs(here, steps[0] + k, steps[1] + k)
         if chain + longer > CHAIN:
-            totals = add_chains(totals, a, b, zero)
+            totals = add_chains(totals, a, b)
             a, b = (zero, zero), (zero, zero)
             chain = 0
         end = smaller(whole, start + BLOCK)
@@ -163,7 +162,7 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
             here = advance(here, steps, 1)
             start = 0
             left -= 1
-    return add_chains(totals, a, b, zero)
+    return add_chains(totals, a, b)
 
 
 @helper
@@ -174,8 +173,7 @@ def exact_totals(operation, tensors, steps, rows, count, mean, terms):
     for r in range(rows):
         here = advance(tensors, steps, r)
         d, value = exact_terms(operation, here, 0, splat(mean), terms, count)
-        first = add_to_total(first, d[0], d[1])
-        second = add_to_total(second, value[0], value[1])
+        first, second = add_to_total(first, d), add_to_total(second, value)
     return first, second
 
 
@@ -194,16 +192,16 @@ def put_short_row(operation, tensors, run, terms, batch, i):
         b = add_terms(operation, tensors, k, terms, b, None, False)
     if whole < run:
         b = add_terms(operation, tensors, whole, terms, b, run - whole, False)
-    put_lanes(batch[0], i * LANES, a[0] + b[0])
-    put_lanes(batch[1], i * LANES, a[1] + b[1])
+    put_chains(batch[0], i, a[0] + b[0])
+    put_chains(batch[1], i, a[1] + b[1])
 
 
 @helper
 def reduce_rows(operation, dy, x, dx, job):
     """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums, eight channels at a time.
 
-    A single short row is summed entirely in float32. The bound leaves 9 roundings to additions (see
-    CHAIN): 256 elements take 3 in each of 64 lanes, and 6 to add the lanes up.
+    A single short row is summed entirely in its own type. The bound leaves 9 roundings to additions
+    (see CHAIN): 256 elements take 3 in each of 64 lanes, and 6 to add the lanes up.
     """
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD)
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
@@ -214,7 +212,7 @@ def reduce_rows(operation, dy, x, dx, job):
     batch = double_buffer(BATCH), double_buffer(BATCH)
     of_short_rows = real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
     is_exact = rows * run < LANES
-    is_short = not is_compensated(zero) and rows == 1 and LANES <= run <= SHORT
+    is_short = rows == 1 and LANES <= run <= SHORT
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
@@ -232,7 +230,7 @@ def reduce_rows(operation, dy, x, dx, job):
                     totals = totals_of_rows(
                         operation, here, steps, rows, run, terms, ahead, streaming
                     )
-                put_in_batch(batch, i, totals, sums, channel)
+                put_in_batch(batch, i, totals)
             group, left = next_group(group, left, per_group)
         if is_short:
             add_batch(zero, of_short_rows, n, sums, first + start, 1)
@@ -261,8 +259,8 @@ def add_rows(arguments, c, part):
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
     dy, products = load_lanes(first, 0) + rows_sums[0], load_lanes(second, 0) + rows_sums[1]
     if is_full:
-        fold(zero, sums[0], c, dy, zero)
-        fold(zero, sums[1], c, products, zero)
+        fold(zero, sums[0], c, dy)
+        fold(zero, sums[1], c, products)
         dy, products = zero, zero
     put_lanes(first, 0, dy)
     put_lanes(second, 0, products)
@@ -275,8 +273,8 @@ def add_exact_row(arguments, c, part):
     zero = zero_lanes(tensors[0], tensors[1])
     here = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
     d, value = exact_terms(operation, tensors, c, double_lanes(here[0]), here, part)
-    fold(zero, sums[0], c, d[0], d[1])
-    fold(zero, sums[1], c, value[0], value[1])
+    fold(zero, sums[0], c, d)
+    fold(zero, sums[1], c, value)
 
 
 @helper

@@ -14,13 +14,12 @@ from .accumulate import (
     add_part,
     fold,
     gather_sums,
-    in_pieces,
-    is_compensated,
-    lanes_of,
+    join_pieces,
     move_moments,
     nearest_element,
     put_in_batch,
     put_moments,
+    split_lanes,
     start_moments,
     start_sums,
 )
@@ -56,7 +55,6 @@ from .lanes import (
     zero_lanes,
 )
 from .layout import FETCHED
-from .pairs import add_pair
 from .parts import load_part, load_some, over_row
 from .reduce import (
     BLOCK,
@@ -69,16 +67,15 @@ from .reduce import (
     totals_of_rows,
 )
 from .steps import EXACT
+from .sums import add, is_compensated
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The most elements of layer norm's rows of half types whose moments take less time in float64.
 SHORT_HALF = 1 << 7
-#: The longest chain of moments in float64, in elements, by whether the data are float64. The
-#: roundings of float32 data's are as far below float32's. In float64 arithmetic a lane has 16
-#: additions: with 32, squares just below half a unit in the last place of their sum gave an error
-#: of 1.06 of the bound.
+#: The longest chain of moments in float64, in elements, by whether the data are float64: a lane
+#: then has 16 additions. The roundings of float32 data's chains are far below float32's.
 SINGLE_CHAIN, DOUBLE_CHAIN = 32 * BLOCK, BLOCK
 #: Exact moments of columns take a row of each eighth of a piece at a time, as the sums of two
 #: tensors take a row of each quarter (see :data:`.reduce.QUARTERS`).
@@ -93,9 +90,9 @@ def put_about_pilot(operation, x, job, per, pilot, batch, i):
     not_inlined()
     step, rows, run = get(job, B.J_ROW_STEPS + 1), get(job, B.J_ROWS), per * get(job, B.J_RUN)
     terms, ahead = (splat_like(x, x, pilot), zero_lanes(x, x), x), get(job, B.J_AHEAD)
-    steps, sums = (step, step, step), sums_of(job)
+    steps = step, step, step
     totals = totals_of_rows(operation, (x, x, x), steps, rows, run, terms, ahead, False)
-    put_in_batch(batch, i, totals, sums, 0)
+    put_in_batch(batch, i, totals)
 
 
 @helper
@@ -155,8 +152,8 @@ def moments_about_pilots(operation, x, job, c, count, per):
             add_batch(zero, batch, 1, moments, i, 1)
         away = pilot - get(means, i)
         total, square = move_moments(get(totals, i), get(squares, i), n, away)
-        add_pair(sums[0], channel, (total, 0.0))
-        add_pair(sums[1], channel, (square, 0.0))
+        add(zero, sums[0], channel, total)
+        add(zero, sums[1], channel, square)
 
 
 @helper
@@ -169,7 +166,7 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
     zero, batch = zero_lanes(x, x), (double_buffer(BATCH), double_buffer(BATCH))
     whole = width // LANES * LANES
     for i in range(count):
-        about, moments = in_pieces(zero, splat(get(means, i))), start_moments(zero)
+        about, moments = split_lanes(splat(get(means, i))), start_moments()
         for r in range(rows):
             row = shift(x, r * step)
             for start in range(0, whole, BLOCK):
@@ -183,7 +180,8 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
                 moments = add_end(row, whole, about, moments, width - whole)
         put_moments(zero, batch, i, moments, sums, c + i * per)
         x = shift(x, apart)
-    add_batch(zero, batch, count, sums, c, per)
+    if not is_compensated(zero):
+        add_batch(zero, batch, count, sums, c, per)
 
 
 @helper
@@ -315,12 +313,11 @@ def add_exact_rows(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
     x, step, rows, means, sums = arguments
     zero = zero_lanes(x, x)
-    moments, about = start_moments(zero), in_pieces(zero, double_lanes(load_lanes(means, c)))
+    moments, about = start_moments(), split_lanes(double_lanes(load_lanes(means, c)))
     for r in range(rows):
         moments = add_part(x, r * step + c, about, moments, part)
-    total, error, squares = lanes_of(zero, moments)
-    fold(zero, sums[0], c, total, error)
-    fold(zero, sums[1], c, squares, zero)
+    fold(zero, sums[0], c, join_pieces(moments[0]))
+    fold(zero, sums[1], c, join_pieces(moments[1]))
 
 
 @helper

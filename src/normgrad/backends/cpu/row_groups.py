@@ -251,8 +251,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
                 operation, tensors, at, weight, of_rows, lanes, None, writes, False
             )
             if is_full:
-                fold(zero, columns[0], at, a, zero)
-                fold(zero, columns[1], at, b, zero)
+                fold(zero, columns[0], at, a)
+                fold(zero, columns[1], at, b)
                 a, b = zero, zero
             put_lanes(chain[0], at, a)
             put_lanes(chain[1], at, b)
@@ -260,8 +260,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
             transpose(tiles[0], LANES, here[2], steps[2], rows, run)
     if get(job, B.J_ADDS) != 0:
         totals, at = sums_of(job), get(job, B.J_FIRST)
-        add_columns(zero, columns[0], run, LANES, 1, totals[0], at)
-        add_columns(zero, columns[1], run, LANES, 1, totals[1], at)
+        add_columns(zero, columns[0][0], run, LANES, 1, totals[0], at)
+        add_columns(zero, columns[1][0], run, LANES, 1, totals[1], at)
 
 
 @helper

@@ -26,7 +26,6 @@ from .intrinsics import (
     store,
 )
 from .lanes import EIGHT, put_lanes, splat_eight
-from .pairs import rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -197,18 +196,18 @@ def read_parameters(block, slot, first, count, otherwise, row):
 
 @helper
 def write_every(target, stride, count, numbers):
-    """Write numbers with their errors to every ``stride``-th element, rounded to its type."""
+    """Write numbers to every ``stride``-th element, rounded to its type."""
     if stride == 1:  # a loop that can be vectorised
         for c in range(count):
-            store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
+            store(target, c, load(numbers, c))
     else:
         for c in range(count):
-            store(target, c * stride, rounded((load(numbers[0], c), load(numbers[1], c))))
+            store(target, c * stride, load(numbers, c))
 
 
 @helper
 def write_row(block, slot, s, first, count, numbers):
-    """Write numbers with their errors to a per-channel output from ``first`` on, if wanted."""
+    """Write numbers to a per-channel output from ``first`` on, if wanted."""
     not_inlined()
     address = get(block, slot)
     if address == 0:
@@ -226,7 +225,7 @@ def write_row(block, slot, s, first, count, numbers):
 
 @helper
 def write_parameters(block, slot, first, count, numbers):
-    """Write numbers with their errors to a vector of parameters, which may have outer axes."""
+    """Write numbers to a vector of parameters, which may have outer axes."""
     if get(block, B.VECTORS_OUTER) == 0:
         write_row(block, slot, as_int64(0), first, count, numbers)
         return
@@ -235,7 +234,7 @@ def write_parameters(block, slot, first, count, numbers):
         s = (first + c) // every
         at = first + c - s * every
         n = smaller(count - c, every - at)
-        write_row(block, slot, s, at, n, (shift(numbers[0], c), shift(numbers[1], c)))
+        write_row(block, slot, s, at, n, shift(numbers, c))
         c += n
 
 

@@ -24,6 +24,7 @@ from .intrinsics import (
     shift,
     smaller,
 )
+from .sums import settle
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -262,6 +263,14 @@ def clear(address, count):
 
 
 @helper
+def settle_all(job, c0, c1):
+    """Settle a task's sums of some channels."""
+    for i in range(0, 4, 2):
+        numbers, errors = doubles_at(get(job, B.J_SUMS + i)), doubles_at(get(job, B.J_SUMS + i + 1))
+        settle((shift(numbers, c0), shift(errors, c0)), c1 - c0)
+
+
+@helper
 def slot_of(block, slot, s, array):
     """The address of a set's parameter sums in a slot, in one of the four arrays of such sums."""
     at = slot * get(block, B.PARAMETERS) + s * get(block, B.OWN_PARAMETERS)
@@ -341,10 +350,13 @@ def run_task(block, step, task):
                     call(coefficients, (block, s, base, b0, b1))
             start_job(block, job, base, part)
             if sums != 0:
-                for i in range(0, 4, 2 if part > 0 and get(block, B.SINGLE) != 0 else 1):
+                single = get(block, B.SINGLE) != 0
+                for i in range(0, 4, 2 if single else 1):
                     clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
                 uses = get(step, B.SUMS_USES)
                 walk(block, step, sums, uses, job, s, b0, b1, first, last)
+                if not single and parts == 1:  # otherwise when all parts are added
+                    settle_all(job, b0, b1)
             if after != 0:
                 call(arithmetic, (block, after, s, base, b0, b1))
                 if after & B.DO_COEFFICIENTS:
