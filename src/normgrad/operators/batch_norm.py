@@ -79,10 +79,10 @@ def batch_norm(
 
         output = weight·(x − running_mean)/sqrt(running_var + eps) + bias
 
-    (Ioffe and Szegedy, "Batch Normalization", 2015.) The batch's mean and invstd are rounded to the
-    arithmetic's type before x is normalised with them. So the output is bitwise that of
-    :func:`batch_norm_elemt` with the same mean and invstd. On the CPU these are bitwise those of
-    :func:`batch_norm_stats`; on a GPU the order of the sums may differ.
+    (Ioffe and Szegedy, "Batch Normalization", 2015.) x is normalised with the mean and invstd as
+    computed, in float64 or more; those that are returned are rounded to their tensors' dtypes. On
+    the CPU they are bitwise those of :func:`batch_norm_stats`; on a GPU the order of the sums may
+    differ.
 
     Args:
         input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16

@@ -55,8 +55,8 @@ def group_norm(
         rstd   = 1 / sqrt(Σ (x − mean)² / D + eps)
         output = gamma·rstd·(x − mean) + beta
 
-    (Wu and He, "Group Normalization", ECCV 2018.) mean and rstd are rounded to the arithmetic's
-    type before x is normalised with them.
+    (Wu and He, "Group Normalization", ECCV 2018.) x is normalised with mean and rstd as computed,
+    in float64 or more; those that are returned are rounded.
 
     Args:
         input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,

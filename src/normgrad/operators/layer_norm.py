@@ -53,8 +53,8 @@ def layer_norm(
         rstd   = 1 / sqrt(Σ (x − mean)² / M + eps)
         output = weight·rstd·(x − mean) + bias
 
-    (Ba, Kiros and Hinton, "Layer Normalization", 2016.) mean and rstd are rounded to the
-    arithmetic's type before x is normalised with them.
+    (Ba, Kiros and Hinton, "Layer Normalization", 2016.) x is normalised with mean and
+    rstd as computed, in float64 or more; those that are returned are rounded.
 
     Args:
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.

@@ -45,8 +45,8 @@ def rms_norm(
         rstd   = 1 / sqrt(Σ x² / M + eps)
         output = weight·rstd·x
 
-    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.) rstd is rounded to the
-    arithmetic's type before x is normalised with it.
+    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.) x is
+    normalised with rstd as computed, in float64; the one that is returned is rounded.
 
     Args:
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.
