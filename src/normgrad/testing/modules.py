@@ -142,7 +142,7 @@ def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:
             if len(shape) > 3 and "normalized_shape" in call.options:
                 # Many modules normalise the last axis, whatever shape they are made with.
                 shape = (*shape[:2], math.prod(shape[2:]))
-            # The tighter bound is for statistics that were rounded once.
+            # How errors cancel in normal data depends on the order of a module's sums.
             changes = {"absent": tuple(_vectors(call)[parameters:]), "normal": False}
             module_case = ModuleCase(**vars(case) | changes | {"shape": shape})
             by_name.setdefault(module_case.name, module_case)
