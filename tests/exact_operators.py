@@ -13,11 +13,7 @@ ALL = (True, True, True)
 
 
 class Exact:
-    """The operators in NumPy, in float64 (longdouble for float64), with each result rounded once.
-
-    A gradient without given statistics uses its own unrounded. (A forward pass returns statistics,
-    and so rounds them first.)
-    """
+    """The operators in NumPy, in float64 (longdouble for float64); each result is rounded once."""
 
     def total(self, name, terms):
         """The sum over the last axis; the name says which of the formulas' sums it is."""
@@ -134,7 +130,7 @@ class Exact:
             mean, r = call.read(running_mean, 0), 1 / np.sqrt(call.read(running_var, 1) + eps)
             return call.results(call.back(w * r * (x - mean) + b), *[None] * 4)
         mean, r = self._statistics(call, x, None, None, eps)
-        output = w * call.rounded(r) * (x - call.rounded(mean)) + b
+        output = w * r * (x - mean) + b
         count = x.shape[1]
         if not count:
             old = (call.read(each, 0) for each in (running_mean, running_var))
@@ -155,7 +151,7 @@ class Exact:
         if not each * positions:
             mean = r = np.zeros_like(mean)
         per_set = (samples, num_groups, 1, 1)
-        mu, rstd = (call.rounded(value).reshape(per_set) for value in (mean, r))
+        mu, rstd = (value.reshape(per_set) for value in (mean, r))
         g, b = (
             call.read(value, default).reshape(1, num_groups, each, 1)
             for value, default in ((gamma, 1), (beta, 0))
@@ -187,10 +183,6 @@ class _Call:
         if vector is None:
             return np.full((self.channels, 1), default, self._wide)
         return np.asarray(vector).astype(self._real).astype(self._wide).reshape(-1, 1)
-
-    def rounded(self, values):
-        """The values, rounded to the dtype in which the arithmetic keeps them."""
-        return values.astype(self._real).astype(self._wide)
 
     def rows(self, tensor):
         """The tensor with one row for each channel."""

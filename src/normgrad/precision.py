@@ -34,22 +34,25 @@ def roundoff(output: DType, arithmetic: DType) -> float:
     return max(output.unit_roundoff, arithmetic.unit_roundoff)
 
 
-def bound(
-    scale: npt.NDArray[Any], output: DType, arithmetic: DType, normal: bool = False
-) -> npt.NDArray[Any]:
+def bound(exact: Exact, output: DType, arithmetic: DType, normal: bool = False) -> npt.NDArray[Any]:
     """The largest error that each element may have.
 
     Args:
-        scale: the scale of each element, by :mod:`normgrad.reference`.
+        exact: the exact value and its scale, by :mod:`normgrad.reference`.
         output, arithmetic: as in :func:`roundoff`.
         normal: whether the data are normally distributed, for which the bound is tighter.
 
     Returns:
-        A bound for each element: factor·u·scale, plus half of the output dtype's smallest
+        A bound for each element: factor·u·scale, for half types at most factor·u·|value| plus
+        ``ARITHMETIC`` roundoffs of float32 of the scale; and half of the output dtype's smallest
         subnormal number.
     """
-    factor = (NORMAL_DATA if normal else ANY_DATA)[output]
-    return factor * roundoff(output, arithmetic) * scale + output.smallest_subnormal / 2
+    unit = (NORMAL_DATA if normal else ANY_DATA)[output] * roundoff(output, arithmetic)
+    most = unit * exact.scale
+    if output.is_half:
+        computed = ARITHMETIC * dtypes.float32.unit_roundoff * exact.scale
+        most = np.minimum(most, unit * abs(exact.value) + computed)
+    return most + output.smallest_subnormal / 2
 
 
 def error(
@@ -57,10 +60,11 @@ def error(
 ) -> npt.NDArray[np.float64]:
     """The error of each element in units of its bound: 1 is just allowed.
 
-    Where the exact value is NaN, the output must be NaN. An output may be infinite only where the
-    exact value, or a number within ``ARITHMETIC`` roundoffs of the scale from it, is rounded to the
-    same infinity, and must be where all these numbers are. Such an output has the error 0, and one
-    that may not be what it is has an infinite error.
+    Where the exact value is infinite or NaN, the output may be either, since the order of
+    evaluation decides which. Where it is finite, an output may be infinite only if the exact value,
+    or a number within ``ARITHMETIC`` roundoffs of the scale from it, is rounded to the same
+    infinity, and must be if all these numbers are. Such an output has the error 0, and one that may
+    not be what it is has an infinite error.
 
     Args:
         actual: an output, of any of the four floating-point dtypes.
@@ -77,7 +81,7 @@ def error(
     with np.errstate(all="ignore"):
         got = actual.astype(value.dtype)
         difference = abs(got - value)
-        units = difference / bound(exact.scale, output, arithmetic, normal)
+        units = difference / bound(exact, output, arithmetic, normal)
         units = np.where(difference == 0, 0.0, units)
         reach = ARITHMETIC * arithmetic.unit_roundoff * exact.scale
         reach = np.where(np.isfinite(reach), reach, 0.0)
@@ -85,9 +89,10 @@ def error(
             number.astype(actual.dtype).astype(value.dtype)
             for number in (value - reach, value + reach)
         )
-        special = ~np.isfinite(got) | np.isnan(value) | (np.isinf(low) & (low == high))
-        same = (got == low) | (got == high) | (np.isnan(got) & np.isnan(value))
-        units = np.where(special, np.where(same, 0.0, np.inf), units)
+        finite = np.isfinite(value)
+        special = ~np.isfinite(got) | ~finite | (np.isinf(low) & (low == high))
+        right = np.where(finite, (got == low) | (got == high), ~np.isfinite(got))
+        units = np.where(special, np.where(right, 0.0, np.inf), units)
         # A NaN instead of a finite value counts as an infinite error.
         units = np.where(np.isnan(units), np.inf, units)
     return units.astype(np.float64)

@@ -3,20 +3,20 @@
 For float64 tensors they are computed in longdouble, if that is wider on the platform. Each
 function takes NumPy arrays (any strides, any of the dtypes) and returns the value and the
 *scale* of each output, by name. The scale is the same formula with every term replaced by its
-absolute value; (x − μ) counts as one term, and a sum becomes the sum of absolute values. Error
-bounds are multiples of the scale; see :mod:`normgrad.precision`.
+absolute value; (x − μ) counts as one term, and a sum becomes the sum of absolute values. The mean
+of a forward pass is a sum too: in its output's scale |x − μ| is |x − μ| + Σ|x − μ|/m. Error bounds
+follow from the value and the scale; see :mod:`normgrad.precision`.
 
-Inputs are rounded as the operators round them: with float32 or half-precision tensors, a float64
-per-channel value is rounded to float32 first. So are the statistics of a forward pass before its
-output is computed from them: that output is not the one of the exact statistics. Statistics that a
-gradient computes itself are not rounded.
+No statistic is rounded: those that an operator computes are the formula's, and those that it is
+given (mean, invstd, running_mean in evaluation, and so on) are used as they are. Other per-channel
+values are rounded as the operators round them: with float32 or half-precision tensors, a float64
+value is rounded to float32 first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ class _Arithmetic:
     """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes.
 
     Only a vector's type may be wider than ``real``, so rounding does not change the data tensors.
+    No type is wider than ``wide``.
 
     Attributes, of tensors with a channel axis:
         channels, size: the number of channels, and of the elements of a channel.
@@ -54,9 +55,11 @@ class _Arithmetic:
 
     def read(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
         """A tensor, rounded to the arithmetic's type and widened; the default if it is absent."""
-        if values is None:
-            return np.full(count, default, self.wide)
-        return np.asarray(values).astype(self.real, copy=False).astype(self.wide)
+        return self.given(None if values is None else np.asarray(values, self.real), default, count)
+
+    def given(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
+        """Statistics that a caller gives, widened without rounding; the default if absent."""
+        return np.full(count, default, self.wide) if values is None else values.astype(self.wide)
 
     def along(self, values: Array) -> Array:
         """A per-channel vector, shaped to broadcast along the channel axis."""
@@ -89,20 +92,15 @@ def batch_norm_backward(
     with np.errstate(all="ignore"):
         w = arithmetic.read(weight, 1)
         if training:
-            if save_mean is None:
-                mean, rest = _means(
-                    np.moveaxis(input, channel_axis, 0).reshape(arithmetic.channels, m)
-                )
-                xmu = x - along(mean) - along(rest)
-            else:
-                xmu = x - along(arithmetic.read(save_mean, 0))
+            is_given = save_mean is not None
+            xmu = x - along(arithmetic.given(save_mean)) if is_given else centred(x, others)
             if save_invstd is None:
                 r = 1 / np.sqrt((xmu * xmu).sum(others) / m + arithmetic.wide.type(eps))
             else:
-                r = arithmetic.read(save_invstd, 1)
+                r = arithmetic.given(save_invstd)
         else:
-            xmu = x - along(arithmetic.read(running_mean, 0))
-            r = 1 / np.sqrt(arithmetic.read(running_var, 1) + arithmetic.wide.type(eps))
+            xmu = x - along(arithmetic.given(running_mean))
+            r = 1 / np.sqrt(arithmetic.given(running_var, 1) + arithmetic.wide.type(eps))
 
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(others)
@@ -118,22 +116,25 @@ def batch_norm_backward(
         return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, w, r)
 
 
-def _means(rows: Array) -> tuple[Array, Array]:
-    """Each row's mean, rounded to float64, and its rounding error.
+def mean_of(x: Array, over: tuple[int, ...]) -> Array:
+    """The mean over some axes, which are kept with length 1; 0 of no elements.
 
-    The error matters, since an element may differ from the mean by less.
+    NumPy adds contiguous elements in pairs, so that the error hardly grows with their number.
     """
-    means = np.zeros((2, len(rows)))
-    for index, row in enumerate(rows.astype(np.float64)):
-        values = row.tolist()
-        try:
-            total = math.fsum(values)
-            exact = Fraction(total) + Fraction(math.fsum((*values, -total)))
-            means[0, index] = float(exact / len(values))
-            means[1, index] = float(exact / len(values) - Fraction(means[0, index]))
-        except (ArithmeticError, ValueError):  # the row is empty, or some elements are not finite
-            means[0, index] = row.sum() / np.float64(row.size)
-    return means[0], means[1]
+    m = math.prod(x.shape[axis] for axis in over)
+    moved = np.ascontiguousarray(np.moveaxis(x, over, range(-len(over), 0)))
+    rows = moved.reshape(*moved.shape[: -len(over)], m)
+    return np.expand_dims(rows.sum(-1) / max(1, m), over)
+
+
+def centred(x: Array, over: tuple[int, ...]) -> Array:
+    """x less its mean over some axes.
+
+    The mean of what a rounded mean leaves is subtracted too, since an element may differ from the
+    mean by less than the rounding.
+    """
+    rest = x - mean_of(x, over)
+    return rest - mean_of(rest, over)
 
 
 def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) -> dict[str, Exact]:
@@ -142,21 +143,17 @@ def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) 
     return {name: outputs[name] for name in ("mean", "invstd")}
 
 
-def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exact, Array]:
-    """The mean, 1/std and variance over some axes, which are kept with length 1.
+def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exact, Exact, Array]:
+    """(x − mean)·1/std with its scale, the mean, 1/std and the variance over some axes.
 
     The scale of 1/std and of a variance is its value, since the terms of a variance are squares.
     """
+    xmu = centred(x, over)
+    variance = mean_of(xmu * xmu, over)
     there = math.prod(x.shape[axis] for axis in over)
-    m = max(1, there)
-    mean = x.sum(over, keepdims=True) / m
-    centred = x - mean
-    # Subtract the contribution of the mean's rounding error to the variance.
-    rest = centred.sum(over, keepdims=True) / m
-    variance = (centred * centred).sum(over, keepdims=True) / m - rest * rest
-    invstd = 1 / np.sqrt(variance + x.dtype.type(eps)) if there else mean
-    scale = abs(x).sum(over, keepdims=True) / m
-    return Exact(mean, scale), Exact(invstd, abs(invstd)), variance
+    r = 1 / np.sqrt(variance + x.dtype.type(eps)) if there else variance
+    xhat = Exact(xmu * r, (abs(xmu) + mean_of(abs(xmu), over)) * r)
+    return xhat, Exact(mean_of(x, over), mean_of(abs(x), over)), Exact(r, abs(r)), variance
 
 
 def _running(
@@ -182,10 +179,9 @@ def _unbiased(n: float) -> float:
     return n / (n - 1) if n > 1 else 1.0
 
 
-def _normalised(x: Array, mean: Array, invstd: Array, weight: Array, bias: Array) -> Exact:
-    """weight·invstd·(x − mean) + bias, of arrays that broadcast."""
-    value = weight * invstd * (x - mean)
-    return Exact(value + bias, abs(value) + abs(bias))
+def _affine(xhat: Exact, weight: Array, bias: Array) -> Exact:
+    """weight·x̂ + bias, of arrays that broadcast."""
+    return Exact(weight * xhat.value + bias, abs(weight) * xhat.scale + abs(bias))
 
 
 def batch_norm_elemt(
@@ -199,10 +195,12 @@ def batch_norm_elemt(
 ) -> dict[str, Exact]:
     """output; see :func:`normgrad.batch_norm_elemt`."""
     arithmetic = _Arithmetic(input, input, channel_axis)
-    vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
+    along = arithmetic.along
     with np.errstate(all="ignore"):
-        read = (arithmetic.along(arithmetic.read(*vector)) for vector in vectors)
-        return {"output": _normalised(arithmetic.read(input), *read)}
+        xmu = arithmetic.read(input) - along(arithmetic.given(mean))
+        xhat = xmu * along(arithmetic.given(invstd))
+        vectors = along(arithmetic.read(weight, 1)), along(arithmetic.read(bias))
+        return {"output": _affine(Exact(xhat, abs(xhat)), *vectors)}
 
 
 def batch_norm(
@@ -223,7 +221,7 @@ def batch_norm(
     statistics: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
         if training:
-            mean, invstd, variance = _statistics(x, arithmetic.others, eps)
+            xhat, mean, invstd, variance = _statistics(x, arithmetic.others, eps)
             mean, invstd = (Exact(*map(np.ravel, exact)) for exact in (mean, invstd))
             var = variance.ravel() * _unbiased(n)
             new = {"running_mean": (running_mean, *mean), "running_var": (running_var, var, var)}
@@ -232,12 +230,13 @@ def batch_norm(
                 "invstd": invstd,
                 **_running(arithmetic, momentum, n, **new),
             }
-            mu, r = arithmetic.read(mean.value, 0), arithmetic.read(invstd.value, 1)
+            vectors = arithmetic.read(weight, 1), arithmetic.read(bias)
+            output = _affine(xhat, *map(arithmetic.along, vectors))
         else:
-            mu = arithmetic.read(running_mean, 0)
-            r = 1 / np.sqrt(arithmetic.read(running_var, 1) + arithmetic.wide.type(eps))
-        vectors = (mu, r, arithmetic.read(weight, 1), arithmetic.read(bias, 0))
-        output = _normalised(x, *map(arithmetic.along, vectors))
+            r = 1 / np.sqrt(arithmetic.given(running_var, 1) + arithmetic.wide.type(eps))
+            mu = arithmetic.given(running_mean)
+            elemt = batch_norm_elemt(input, weight, bias, mu, r, channel_axis=channel_axis)
+            output = elemt["output"]
     return {"output": output, **statistics}
 
 
@@ -291,13 +290,11 @@ def group_norm(
     x, back = _split(arithmetic.read(input), num_groups, channel_axis)
     channels = (1, *x.shape[1:3], 1)
     with np.errstate(all="ignore"):
-        mean, rstd, _ = _statistics(x, (2, 3), eps)
+        xhat, mean, rstd, _ = _statistics(x, (2, 3), eps)
         flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
         w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
         b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
-        mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
-        output = _normalised(x, mu, r, w, b)
-    return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
+    return {"output": Exact(*map(back, _affine(xhat, w, b))), "mean": flat[0], "rstd": flat[1]}
 
 
 def _split(values: Array, groups: int, axis: int) -> tuple[Array, Callable[[Array], Array]]:
@@ -320,7 +317,7 @@ def batch_norm_backward_reduce(
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
     arithmetic = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
-        xmu = arithmetic.read(input) - arithmetic.along(arithmetic.read(mean, 0))
+        xmu = arithmetic.read(input) - arithmetic.along(arithmetic.given(mean))
 
         def formula(dy: Array, xmu: Array, r: Array, _: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(arithmetic.others)
@@ -329,7 +326,7 @@ def batch_norm_backward_reduce(
             return sum_dy, sum_dy_xmu, grad_weight, sum_dy
 
         names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-        return _exact(names, formula, arithmetic.read(grad_out), xmu, arithmetic.read(invstd, 1))
+        return _exact(names, formula, arithmetic.read(grad_out), xmu, arithmetic.given(invstd))
 
 
 def batch_norm_backward_elemt(
@@ -348,8 +345,9 @@ def batch_norm_backward_elemt(
     arithmetic = _Arithmetic(grad_out, input, channel_axis)
     along = arithmetic.along
     with np.errstate(all="ignore"):
-        xmu = arithmetic.read(input) - along(arithmetic.read(mean, 0))
-        vectors = ((weight, 1.0), (invstd, 1.0), (sum_dy, 0.0), (sum_dy_xmu, 0.0))
+        xmu = arithmetic.read(input) - along(arithmetic.given(mean))
+        vectors = arithmetic.read(weight, 1), arithmetic.given(invstd)
+        sums = arithmetic.read(sum_dy), arithmetic.read(sum_dy_xmu)
         n = np.asarray(count).astype(np.float64).sum()
 
         def formula(
@@ -358,8 +356,8 @@ def batch_norm_backward_elemt(
             inner = along(total / n) + xmu * along(r * r) * along(projection / n)
             return (along(w * r) * (dy + minus * inner),)
 
-        read = (arithmetic.read(*vector) for vector in vectors)
-        return _exact(("grad_input",), formula, arithmetic.read(grad_out), xmu, *read)
+        dy = arithmetic.read(grad_out)
+        return _exact(("grad_input",), formula, dy, xmu, *vectors, *sums)
 
 
 def group_norm_backward(
@@ -379,8 +377,7 @@ def group_norm_backward(
     per_set, per_channel = (*x.shape[:2], 1, 1), (1, *x.shape[1:3], 1)
     size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
-        mu = arithmetic.read(mean).reshape(per_set)
-        r = arithmetic.read(rstd, 1).reshape(per_set)
+        mu, r = (arithmetic.given(each).reshape(per_set) for each in (mean, rstd))
         g = arithmetic.read(gamma, 1, math.prod(per_channel)).reshape(per_channel)
 
         def formula(dy: Array, xmu: Array, r: Array, g: Array, minus: int) -> tuple[Array, ...]:
@@ -415,10 +412,9 @@ def layer_norm(
     arithmetic = _Arithmetic(input, input)
     x, over = arithmetic.read(input), _rows(input, normalized_shape)
     with np.errstate(all="ignore"):
-        mean, rstd, _ = _statistics(x, over, eps)
-        mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
-        vectors = arithmetic.read(weight, 1), arithmetic.read(bias)
-        return {"output": _normalised(x, mu, r, *vectors), "mean": mean, "rstd": rstd}
+        xhat, mean, rstd, _ = _statistics(x, over, eps)
+        output = _affine(xhat, arithmetic.read(weight, 1), arithmetic.read(bias))
+        return {"output": output, "mean": mean, "rstd": rstd}
 
 
 def layer_norm_backward(
@@ -440,8 +436,8 @@ def layer_norm_backward(
     rows = tuple(range(over[0]))
     size = math.prod(input.shape[over[0] :])
     with np.errstate(all="ignore"):
-        xmu = x if mean is None else x - arithmetic.read(mean)
-        r, w = arithmetic.read(rstd, 1), arithmetic.read(weight, 1)
+        xmu = x if mean is None else x - arithmetic.given(mean)
+        r, w = arithmetic.given(rstd), arithmetic.read(weight, 1)
 
         def formula(dy: Array, xmu: Array, r: Array, w: Array, minus: int) -> tuple[Array, ...]:
             grad_bias = dy.sum(rows)
@@ -468,10 +464,10 @@ def rms_norm(
     if eps is None:  # the machine epsilon of the arithmetic's type
         eps = float(np.finfo(np.float64 if input.dtype == np.float64 else np.float32).eps)
     with np.errstate(all="ignore"):
+        squares = mean_of(x * x, over)
         size = math.prod(input.shape[over[0] :])
-        squares = (x * x).sum(over, keepdims=True)
-        rstd = 1 / np.sqrt(squares / size + arithmetic.wide.type(eps)) if size else squares
-        value = arithmetic.read(weight, 1) * arithmetic.read(rstd) * x
+        rstd = 1 / np.sqrt(squares + arithmetic.wide.type(eps)) if size else squares
+        value = arithmetic.read(weight, 1) * rstd * x
     return {"output": Exact(value, abs(value)), "rstd": Exact(rstd, abs(rstd))}
 
 

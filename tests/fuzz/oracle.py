@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from support import units_of
 
 from normgrad import dtypes, precision, reference
 
@@ -82,14 +83,17 @@ def _in_range(
         shape[axis] = -1
         return values.reshape(shape)
 
-    def read(name: str, default: float) -> Array:
+    def read(name: str, default: float, rounded_to: Any = real) -> Array:
         values = tensors.get(name)
         if values is None:
             return np.full([1] * x.ndim, default, wide)
-        values = values.astype(real).astype(wide)
+        values = values.astype(rounded_to).astype(wide)
         if values.ndim == 2 and operator.name.startswith("group"):
             return per_group(values)
         return along(values)
+
+    def given(name: str, default: float) -> Array:
+        return read(name, default, wide)
 
     def per_group(values: Array) -> Array:
         each = np.repeat(values, x.shape[axis] // values.shape[1], axis=1)
@@ -127,15 +131,15 @@ def _in_range(
         spread = per_group(1 / np.sqrt(split.var(-1) + wide(eps)))
         found.channels &= np.repeat(inner.channels, x.shape[axis] // int(groups))
     elif operator.name in ("batch_norm", "batch_norm_backward") and not trained:
-        mean = read("running_mean", 0)
-        spread = 1 / np.sqrt(read("running_var", 1) + wide(eps))
+        mean = given("running_mean", 0)
+        spread = 1 / np.sqrt(given("running_var", 1) + wide(eps))
     else:
-        mean = read("save_mean" if "save_mean" in tensors else "mean", 0)
+        mean = given("save_mean" if "save_mean" in tensors else "mean", 0)
         if trained and operator.name == "batch_norm_backward" and tensors["save_mean"] is None:
             found.moments(x, others, eps)
             mean = x.mean(others, keepdims=True)
         names = [each for each in ("save_invstd", "invstd", "rstd") if each in tensors]
-        spread = read(names[0], 1)
+        spread = given(names[0], 1)
         if trained and operator.name == "batch_norm_backward" and tensors["save_invstd"] is None:
             found.moments(x, others, eps)
             var = ((x - mean) ** 2).mean(others, keepdims=True)
@@ -240,18 +244,14 @@ def check_of_variance(
 ) -> None:
     """The same of batch norm in training, where the spread is a variance and there is no eps.
 
-    The reference takes float32's 1/std, and no variance: in evaluation it takes the variance, but
-    has another formula for grad_input. So 1/std goes in as what float64 makes of it, and all that
-    the reference reads in float64 is read so.
+    The reference takes 1/std, and no variance: in evaluation it takes the variance, but has another
+    formula for grad_input. So 1/std goes in as what float64 makes of it.
     """
     with np.errstate(all="ignore"):
-        spread = 1 / np.sqrt(variance)
-        wide = {name: None if value is None else value.astype(np.float64)
-                for name, value in tensors.items()}  # fmt: skip
-        wide["save_invstd"] = spread
-        exact = reference.batch_norm_backward(**wide, training=True)
+        given = {**tensors, "save_invstd": 1 / np.sqrt(variance)}
+        exact = reference.batch_norm_backward(**given, training=True)
         options = {"training": True}
-        good = _in_range(operator, wide, options, 1, np.float32, np.float64)
+        good = _in_range(operator, given, options, 1, np.float32, np.float64)
         for name, value in results.items():
             assert value is not None
             _judge(operator, name, value, exact[name], dtypes.float32, good, 1)
@@ -273,9 +273,6 @@ def check(
     plain = _plain(operator, options)
     with np.errstate(all="ignore"):
         exact = getattr(reference, operator.name)(**tensors, **plain)
-        if double and results.get("mean") is not None and "output" in exact:
-            exact = {name: value for name, value in exact.items() if name != "output"}
-            exact |= _of_returned_statistics(operator, tensors, axis, results)
         good = _in_range(operator, tensors, options, axis, arithmetic.numpy.type, wide)
         for name, value in results.items():
             if value is None:
@@ -295,43 +292,10 @@ def _judge(
 ) -> None:
     """An output is within its bound, in the channels of which that is promised."""
     assert value.shape == exact.value.shape, name
-    units = precision.error(value, exact, arithmetic)
     judged = _spread_over(good, operator.outputs[name][0], value.shape, axis)
-    worst = units[judged].max(initial=0.0)
+    wanted = reference.Exact(exact.value[judged], exact.scale[judged])
+    worst = units_of(value[judged], wanted, arithmetic).max(initial=0.0)
     assert worst <= 1, f"{name}: {worst:.3g} of the bound"
-
-
-def _of_returned_statistics(
-    operator: Operator,
-    tensors: Mapping[str, Array | None],
-    axis: int,
-    results: Mapping[str, Array | None],
-) -> dict[str, reference.Exact]:
-    """The output that float64 statistics make, which are judged by themselves.
-
-    Nothing wider than float64 computes them, so that a mean may be the neighbour of the number
-    that is nearest: no error beside itself, but a large one beside x less that mean.
-    """
-    x, mean = tensors["input"], results["mean"]
-    spread = results["invstd" if operator.name == "batch_norm" else "rstd"]
-    assert x is not None
-    assert mean is not None
-    assert spread is not None
-    if not x.size or not mean.dtype == spread.dtype == np.float64:
-        return {}  # what the caller has rounded says nothing of what was computed with
-    if operator.name == "batch_norm":
-        both = tensors["weight"], tensors["bias"]
-        return reference.batch_norm_elemt(x, *both, mean, spread, channel_axis=axis)
-    each = x.shape[axis] // mean.shape[1]
-    found = [
-        reference.batch_norm_elemt(
-            sample[None], tensors["gamma"], tensors["beta"],
-            np.repeat(of_mean, each), np.repeat(of_spread, each), channel_axis=axis,
-        )["output"]
-        for sample, of_mean, of_spread in zip(x, mean, spread, strict=True)
-    ]  # fmt: skip
-    values, scales = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return {"output": reference.Exact(values, scales)}
 
 
 def _plain(operator: Operator, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -304,11 +304,10 @@ class LibraryCase(Case, ABC):
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
         if self.eps_of_variance is not None and "save_invstd" in call.arrays:
-            # As float64, so that nothing is rounded before the formula.
-            wide = {name: value.astype(np.float64) for name, value in call.arrays.items()}
             with np.errstate(all="ignore"):
-                wide["save_invstd"] = 1 / np.sqrt(wide["save_invstd"] + self.eps_of_variance)
-            call = Call(call.name, {**call.tensors, **wide}, call.options)
+                variance = call.arrays["save_invstd"].astype(np.float64)
+                invstd = 1 / np.sqrt(variance + self.eps_of_variance)
+            call = Call(call.name, {**call.tensors, "save_invstd": invstd}, call.options)
         exacts = call.exact()
         return {self.names[name]: exact for name, exact in exacts.items()}
 

@@ -12,6 +12,7 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision
+from ..contract import Kind
 from ..unusable import shorten
 from .cases import Case
 from .changes import mistakes
@@ -199,8 +200,9 @@ def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
 def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]:
     """Describe outputs that are missing, or not as the contract says.
 
-    An implementation that is not strict may return statistics in any floating-point dtype, and may
-    return outputs that were masked off.
+    An implementation that is not strict may return outputs that were masked off. It may return
+    vectors in another dtype: statistics no less precise than the data, other vectors no less
+    precise than was asked for or than the arithmetic.
     """
     plan = normgrad.plan(call.name, **call.tensors, **call.options, out=call.out)
     faults = []
@@ -213,8 +215,14 @@ def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]
             faults.append(f"{name}: not there")
         elif array.shape != spec.shape:
             faults.append(f"{name}: shape {array.shape}; allowed: {spec.shape}")
-        elif dtypes.from_numpy(array.dtype) not in (
-            dtypes.FLOATS if output.is_wide and not strict else (spec.dtype,)
-        ):
-            faults.append(f"{name}: dtype {array.dtype}; allowed: {spec.dtype}")
+        else:
+            allowed = [spec.dtype]
+            if not strict and output.kind is not Kind.DATA:
+                data = dtypes.parse(call.arrays["input"].dtype)
+                least = data if output.is_wide else spec.dtype
+                most = precision.roundoff(least, call.arithmetic)
+                allowed += [each for each in dtypes.FLOATS if each.unit_roundoff <= most]
+            if dtypes.from_numpy(array.dtype) not in allowed:
+                names = ", ".join(dict.fromkeys(map(str, allowed)))
+                faults.append(f"{name}: dtype {array.dtype}; allowed: {names}")
     return faults

@@ -46,8 +46,6 @@ _GROUPS = {18: 9, 33: 33, 65: 13, 129: 3, 1025: 41}
 #: in float32, as vectorised loops have them, each has 2048 terms: an error of 100 unit roundoffs.
 LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 
-#: Kinds whose output depends on a mean that the operator computes.
-_WITH_OWN_MEAN = ("forward", "forward_group_norm", "forward_layer_norm")
 #: The layouts of grad_out and input, where they differ.
 _MIXED = (
     ("contiguous", "channels_last"),
@@ -63,12 +61,10 @@ def _statistics(kind: str) -> Kind:
     return PLANNED[operator_of(kind)].statistics
 
 
-def _is_normal(kind: str, dtype: str, layout: str) -> bool:
+def _is_normal(kind: str, layout: str) -> bool:
     """Whether the tighter bound of normally distributed data holds."""
     # Expanded values are not independent, and ranks' statistics are drawn from other distributions.
-    # The mean of float64 data is summed in float64, and may be a neighbour of the nearest float64.
-    neighbours = kind in _WITH_OWN_MEAN and dtype == "float64"
-    return layout != "expanded" and kind != "gather" and not neighbours
+    return layout != "expanded" and kind != "gather"
 
 
 def _case(topic: Topic, kind: str, shape: Shape, dtype: str = "float32", **more: Any) -> Case:
@@ -86,7 +82,7 @@ def _values(kind: str) -> Iterator[Case]:
     for dtype, shape in itertools.product(DTYPES, SHAPES):
         base = _case(Topic.VALUES, kind, shape, dtype)
         for layout in LAYOUTS:
-            yield replace(base, layout=layout, normal=_is_normal(kind, dtype, layout))
+            yield replace(base, layout=layout, normal=_is_normal(kind, layout))
         for layout, other in _MIXED if kind in GRADIENTS else ():
             yield replace(base, layout=layout, x_layout=other, normal=True)
         for other in DTYPES:
