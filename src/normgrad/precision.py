@@ -11,17 +11,14 @@ from . import dtypes
 from .dtypes import DType
 from .reference import Exact
 
-#: The bound on the error of the number that is rounded to an output, in unit roundoffs of the
-#: arithmetic's type. CHAIN in backends/cpu/reduce.py counts the roundings of a term.
-ARITHMETIC = 16.0
+#: The bounds on the error of the number that is rounded to an output, by the arithmetic's type, in
+#: its unit roundoffs. CHAIN in backends/cpu/reduce.py counts the roundings of a term in float32.
+ARITHMETIC = {dtypes.float32: 16.0, dtypes.float64: 64.0}
 #: The bounds in unit roundoffs of the output's scale, for any finite data whose intermediate values
 #: stay in float32's normal range, and for normally distributed data. For the half types the last
 #: rounding, to the output, dominates.
-ANY_DATA = {
-    dtypes.float32: ARITHMETIC, dtypes.float64: ARITHMETIC,
-    dtypes.float16: 1.05, dtypes.bfloat16: 1.05,
-}  # fmt: skip
-NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
+ANY_DATA = {**ARITHMETIC, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
+NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 16.0}
 
 
 def roundoff(output: DType, arithmetic: DType) -> float:
@@ -50,7 +47,7 @@ def bound(exact: Exact, output: DType, arithmetic: DType, normal: bool = False) 
     unit = (NORMAL_DATA if normal else ANY_DATA)[output] * roundoff(output, arithmetic)
     most = unit * exact.scale
     if output.is_half:
-        computed = ARITHMETIC * dtypes.float32.unit_roundoff * exact.scale
+        computed = ARITHMETIC[dtypes.float32] * dtypes.float32.unit_roundoff * exact.scale
         most = np.minimum(most, unit * abs(exact.value) + computed)
     return most + output.smallest_subnormal / 2
 
@@ -83,7 +80,7 @@ def error(
         difference = abs(got - value)
         units = difference / bound(exact, output, arithmetic, normal)
         units = np.where(difference == 0, 0.0, units)
-        reach = ARITHMETIC * arithmetic.unit_roundoff * exact.scale
+        reach = ARITHMETIC[arithmetic] * arithmetic.unit_roundoff * exact.scale
         reach = np.where(np.isfinite(reach), reach, 0.0)
         low, high = (
             number.astype(actual.dtype).astype(value.dtype)

@@ -66,10 +66,23 @@ class _Arithmetic:
         return np.expand_dims(values, self.others)
 
 
-def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
-    """A formula's results; their scales are its results for absolute values and plus signs."""
-    values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
+def _exact(
+    names: Sequence[str],
+    formula: Callable[..., Any],
+    *terms: Array,
+    sizes: Sequence[Array] | None = None,
+) -> dict[str, Exact]:
+    """A formula's results; their scales are its results for the terms' sizes and plus signs.
+
+    The sizes are the absolute values, unless they are given.
+    """
+    values, scales = formula(*terms, -1), formula(*(sizes or map(abs, terms)), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+
+
+#: The factor of the scales of gradients that find the statistics of float64 data themselves: these
+#: have as many roundings as all else, and enter several times.
+OWN_STATISTICS = 2
 
 
 def batch_norm_backward(
@@ -94,12 +107,14 @@ def batch_norm_backward(
         if training:
             is_given = save_mean is not None
             xmu = x - along(arithmetic.given(save_mean)) if is_given else centred(x, others)
+            width = abs(xmu) if is_given else abs(xmu) + mean_of(abs(xmu), others)
             if save_invstd is None:
                 r = 1 / np.sqrt((xmu * xmu).sum(others) / m + arithmetic.wide.type(eps))
             else:
                 r = arithmetic.given(save_invstd)
         else:
             xmu = x - along(arithmetic.given(running_mean))
+            width = abs(xmu)
             r = 1 / np.sqrt(arithmetic.given(running_var, 1) + arithmetic.wide.type(eps))
 
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:
@@ -113,7 +128,15 @@ def batch_norm_backward(
                 grad_input = dy * along(r) * along(w)
             return grad_input, grad_weight, sum_dy
 
-        return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, w, r)
+        names = ("grad_input", "grad_weight", "grad_bias")
+        sizes = (abs(dy), width, abs(w), abs(r))
+        outputs = _exact(names, formula, dy, xmu, w, r, sizes=sizes)
+    is_own = training and (save_mean is None or save_invstd is None)
+    if is_own and arithmetic.real == np.float64:
+        for name in names[:2]:
+            value, scale = outputs[name]
+            outputs[name] = Exact(value, OWN_STATISTICS * scale)
+    return outputs
 
 
 def mean_of(x: Array, over: tuple[int, ...]) -> Array:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..reference import Exact, centred, mean_of
+from ..reference import OWN_STATISTICS, Exact, centred, mean_of
 from . import suite
 from .cases import Case, Topic
 from .changes import TWISTS
@@ -120,7 +120,11 @@ class ModuleCase(Case):
         values = formula(xmu, dy, w, b, -1)
         scales = formula(widened, abs(dy), abs(w), abs(b), 1)
         names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
-        return dict(zip(names, map(Exact, values, scales), strict=True))
+        factors = [1, *[OWN_STATISTICS if wide is np.longdouble else 1] * (len(names) - 1)]
+        return {
+            name: Exact(value, factor * scale)
+            for name, value, scale, factor in zip(names, values, scales, factors, strict=True)
+        }
 
 
 def _vectors(call: Call) -> list[str]:
