@@ -1,4 +1,4 @@
-"""The plans of C++: from a call's tensors and other arguments to integers that C++ reads.
+"""The plans of C++: from a call's tensors and other arguments to numbers that C++ reads.
 
 C++ asks for a plan at the first call of a kind, and takes it as the result of the question. A plan
 follows from the tensors' specs alone, and making one computes nothing.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from .. import contract, devices, dtypes, frameworks, notices
 from ..contract import NEW_RUNNING, OUTPUT, Operator
@@ -25,39 +25,34 @@ from ..problem import WORKSPACE
 from ..tensor import TensorSpec
 from . import native
 
-#: The dtypes of results, by the numbers of plans.cpp.
-_DTYPES = (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int64)
-#: The kinds of results, as in plans.h.
-_ABSENT, _NEW, _IN_PLACE = range(3)
 #: The outputs that update running statistics in place, and those statistics.
 _RUNNING = {output.name: output.in_place[0] for output in NEW_RUNNING}
 
 
 def plan(
-    name: str, memory_format: str | None, tensors: tuple[Any, ...], choices: bytes
-) -> bytes | None:
+    name: str, is_layer: bool, tensors: tuple[Any, ...], choices: tuple[Any, ...]
+) -> dict[str, Any] | None:
     """The description of a call's plan; None where PyTorch, or Python, has to compute the call.
 
     Args:
         name: the operator's name.
-        memory_format: for an operator that is called by a layer, PyTorch's format of the layer's
-            output, such as "channels_last"; then running statistics are updated in place, and what
-            normgrad does not support is PyTorch's. None for an operator that a function calls.
+        is_layer: whether a layer calls the operator, and not a function: then the output has the
+            layout of PyTorch's, running statistics are updated in place, and what normgrad does not
+            support is PyTorch's.
         tensors: plain tensors, in the order of the operator's parameters; None where absent.
-        choices: the other arguments, in the order of the operator's options, as the integers of
-            plans.cpp.
+        choices: the other arguments, in the order of the operator's options.
 
     Raises:
         TypeError, ValueError: as the operator's function, unless a layer calls.
         KernelError: the kernels cannot be compiled.
     """
-    operator, is_layer = PLANNED[name], memory_format is not None
+    operator = PLANNED[name]
     try:
-        options = operator.read_options(*_read_choices(choices))
+        options = operator.read_options(*choices)
         specs, device = _specs_of(operator, tensors)
         given: dict[str, TensorSpec | None] = {}
-        if memory_format is not None and not operator.is_gradient:
-            given = _outputs_of_layer(specs, memory_format)
+        if is_layer and not operator.is_gradient:
+            given = _outputs_of_layer(specs, tensors[0])
         outputs = contract.check(operator, options, specs, given)
         if given and _is_left_to_pytorch(operator, options, specs):
             return None
@@ -69,25 +64,6 @@ def plan(
         return None
     made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
     return _describe(made, operator, options, tensors, given)
-
-
-def _read_choices(choices: bytes) -> Iterator[Any]:
-    """The arguments that are not tensors: each is its kind, its number of integers, and these."""
-    words = iter(np.frombuffer(choices, np.int64).tolist())
-    for kind in words:
-        values = [next(words) for _ in range(next(words))]
-        yield _READERS[kind](values)
-
-
-#: What makes an argument of its integers, by the numbers of plans.h.
-_READERS: tuple[Callable[[list[int]], Any], ...] = (
-    lambda _: None,
-    lambda values: bool(values[0]),
-    lambda values: values[0],
-    lambda values: float(np.int64(values[0]).view(np.float64)),
-    tuple,
-    lambda values: tuple(map(bool, values)),
-)
 
 
 def _specs_of(
@@ -128,19 +104,17 @@ def _is_left_to_pytorch(
 
 
 def _outputs_of_layer(
-    specs: Mapping[str, TensorSpec | None], memory_format: str
+    specs: Mapping[str, TensorSpec | None], input: Tensor
 ) -> dict[str, TensorSpec | None]:
     """The specs of outputs for which a layer has a rule of its own.
 
     PyTorch's output is contiguous, or channels-last if the input is, and programs that call
     ``view`` on it rely on that. normgrad's has its axes in the input's order in memory.
     """
-    input = specs["input"]
-    assert input is not None
-    strides = torch.empty(
-        input.shape, device="meta", memory_format=getattr(torch, memory_format)
-    ).stride()
-    output = TensorSpec(input.shape, input.dtype, strides)
+    like = torch.empty(input.shape, device="meta", memory_format=suggest_memory_format(input))
+    spec = specs["input"]
+    assert spec is not None
+    output = TensorSpec(spec.shape, spec.dtype, like.stride())
     running = {new: specs.get(old) for new, old in _RUNNING.items()}
     return {OUTPUT.name: output, **running}
 
@@ -227,36 +201,34 @@ def _describe(
     options: Options,
     tensors: tuple[Tensor | None, ...],
     given: Mapping[str, TensorSpec | None],
-) -> bytes | None:
-    """A plan as integers, in the order in which ``read_plan`` of plans.cpp reads them."""
+) -> dict[str, Any] | None:
+    """A plan as plans.h has it; of a result its slot, the index of what it overwrites, its spec."""
     slots = [-1 if place is None else place.slot for place in plan.inputs]
     pairs = zip(slots, tensors, strict=True)
     schedule = plan.native({slot: value.data_ptr() for slot, value in pairs if value is not None})
     if schedule is None:
         return None
-    words = [
-        schedule.driver,
-        _team() if schedule.parallel else 0,
-        schedule.launch,
-        _stream_function() if schedule.launch else 0,
-        plan.workspace_size,
-        plan.alignment,
-        WORKSPACE,
-        len(schedule.steps),
-    ]
-    for values in (schedule.block, schedule.steps.ravel(), slots):
-        words += [len(values), *map(int, values)]
-    words.append(len(plan.outputs))
-    names = operator.names
+    results: list[tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]] = []
     for place, output in zip(plan.outputs, operator.outputs(options), strict=True):
         if place is None:
-            words += [_ABSENT, -1, -1, 0, 0, 0, 0]
+            results.append((-1, -1, torch.float32, (), ()))
             continue
         is_in_place = output.name in _RUNNING and output.name in given
-        old = names.index(_RUNNING[output.name]) if is_in_place else -1
+        overwritten = operator.names.index(_RUNNING[output.name]) if is_in_place else -1
         spec = place.spec
-        words += [
-            _IN_PLACE if is_in_place else _NEW, place.slot, old, _DTYPES.index(spec.dtype),
-            spec.nbytes, spec.rank, *spec.shape, spec.rank, *spec.strides,
-        ]  # fmt: skip
-    return np.array(words, np.int64).tobytes()
+        dtype = getattr(torch, spec.dtype.name)
+        results.append((place.slot, overwritten, dtype, spec.shape, spec.strides))
+    return {
+        "driver": schedule.driver,
+        "team": _team() if schedule.parallel else 0,
+        "launch": schedule.launch,
+        "stream_of": _stream_function() if schedule.launch else 0,
+        "block": schedule.block.tolist(),
+        "steps": schedule.steps.ravel().tolist(),
+        "step_count": len(schedule.steps),
+        "workspace": plan.workspace_size,
+        "alignment": plan.alignment,
+        "workspace_slot": WORKSPACE,
+        "slots": slots,
+        "results": results,
+    }

@@ -5,8 +5,11 @@
 
 #include "norms.cpp"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/utils/wrap_outputs.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <deque>
 
@@ -60,15 +63,49 @@ bool read_choice(PyObject* value, bool is_number, Choice& choice) {
   return PyLong_CheckExact(value) ? read_integer(value, choice) : read_sequence(value, choice);
 }
 
-// A tuple of tensors, with None for those that are absent.
-py::tuple tuple_of(c10::ArrayRef<Tensor> tensors) {
-  py::tuple tuple(tensors.size());
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    tuple[index] = tensors[index].defined()
-        ? py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[index]))
-        : py::none();
+// The argument that was read.
+py::object as_python(const Choice& choice) {
+  const auto& values = choice.values;
+  switch (choice.kind) {
+    case Choice::None:
+      return py::none();
+    case Choice::Bool:
+      return py::bool_(values[0] != 0);
+    case Choice::Int:
+      return py::int_(values[0]);
+    case Choice::Float:
+      return py::float_(choice.number());
+    case Choice::Sizes:
+      return py::tuple(py::cast(std::vector<int64_t>(values.begin(), values.end())));
+    default:
+      return py::tuple(py::cast(std::vector<bool>(values.begin(), values.end())));
   }
-  return tuple;
+}
+
+// Reads a plan, as planning.py describes it.
+std::shared_ptr<const Plan> read_plan(const py::dict& answer) {
+  using Words = std::vector<int64_t>;
+  using Results = std::vector<std::tuple<int64_t, int64_t, at::ScalarType, Words, Words>>;
+  const auto number = [&](const char* name) { return answer[name].cast<int64_t>(); };
+  auto plan = std::make_shared<Plan>();
+  plan->is_supported = true;
+  plan->driver = number("driver");
+  plan->team = number("team");
+  plan->launch = number("launch");
+  plan->stream_of = number("stream_of");
+  plan->block = answer["block"].cast<Words>();
+  plan->steps = answer["steps"].cast<Words>();
+  plan->table[0] = reinterpret_cast<int64_t>(plan->block.data());
+  plan->table[1] = reinterpret_cast<int64_t>(plan->steps.data());
+  plan->table[2] = number("step_count");
+  plan->workspace = number("workspace");
+  plan->alignment = number("alignment");
+  plan->workspace_slot = number("workspace_slot");
+  plan->slots = answer["slots"].cast<Words>();
+  for (auto& [slot, input, dtype, sizes, strides] : answer["results"].cast<Results>()) {
+    plan->results.push_back({slot, input, dtype, std::move(sizes), std::move(strides)});
+  }
+  return plan;
 }
 
 bool read_tensor(PyObject* value, Tensors& tensors) {
@@ -150,11 +187,8 @@ PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t cou
       Py_RETURN_NOTIMPLEMENTED;
     }
   }
-  const bool records = at::GradMode::is_enabled();
-  bool is_done = tensors[0].defined();
-  for (const Tensor& tensor : tensors) {
-    is_done = is_done && is_plain(tensor) && !(records && tensor.defined() && tensor.requires_grad());
-  }
+  bool is_done = tensors[0].defined() && are_plain(tensors) &&
+      !torch::autograd::compute_requires_grad(at::TensorList(tensors));
   if (is_done) {
     Operator& function = functions()[number];
     const py::gil_scoped_release no_gil;
@@ -163,7 +197,7 @@ PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t cou
   if (!is_done) {
     Py_RETURN_NOTIMPLEMENTED;
   }
-  return tuple_of(results).release().ptr();
+  return torch::autograd::utils::wrap(at::TensorList(results));
   END_HANDLE_TH_ERRORS
 }
 
@@ -192,25 +226,13 @@ std::shared_ptr<const Plan> ask(
   }
   const py::gil_scoped_acquire gil;
   try {
-    py::object format = py::none();
-    if (is_layer) {
-      const auto suggested = tensors[0].suggest_memory_format();
-      format = py::str(
-          suggested == at::MemoryFormat::ChannelsLast         ? "channels_last"
-              : suggested == at::MemoryFormat::ChannelsLast3d ? "channels_last_3d"
-                                                              : "contiguous_format");
+    py::tuple options(choices.size());
+    for (size_t index = 0; index < choices.size(); ++index) {
+      options[index] = as_python(choices[index]);
     }
-    const Signature signature({}, choices);
-    const auto words = signature.words();
-    const py::bytes numbers(
-        reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int64_t));
-    const py::object answer = planner(name, format, tuple_of(tensors), numbers);
-    if (answer.is_none()) {
-      return none;
-    }
-    const auto plan = answer.cast<std::string_view>();
-    return read_plan(
-        {reinterpret_cast<const int64_t*>(plan.data()), plan.size() / sizeof(int64_t)});
+    const auto values = py::reinterpret_steal<py::tuple>(torch::autograd::utils::wrap(tensors));
+    const py::object answer = planner(name, is_layer, values, options);
+    return answer.is_none() ? none : read_plan(answer.cast<py::dict>());
   } catch (py::error_already_set& raised) {  // may be raised again in another thread
     raised.restore();
     python_error error;
