@@ -8,6 +8,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/utils/wrap_outputs.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -16,9 +17,10 @@
 namespace normgrad {
 namespace {
 
-// Python's functions planning.plan and stacks.learn, of the newest import of normgrad. They are never
-// destroyed, since threads may outlive Python.
-py::object &planner = *new py::object(), &stack_learner = *new py::object();
+// Python's functions planning.plan and stacks.learn, of the newest import of normgrad, and the class
+// of PyTorch's mode for devices. They are never destroyed, since threads may outlive Python.
+py::object &planner = *new py::object(), &stack_learner = *new py::object(),
+           &device_mode = *new py::object();
 
 bool read_integer(PyObject* value, Choice& choice) {
   int overflow = 0;
@@ -120,9 +122,22 @@ bool read_tensor(PyObject* value, Tensors& tensors) {
   return true;
 }
 
+// Whether a mode of functions on this thread does more than to say where tensors are made.
+bool has_function_modes() {
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  const int64_t count = at::impl::torch_function_mode_enabled() ? Modes::stack_len() : 0;
+  for (int64_t index = 0; index < count; ++index) {
+    const auto* mode = Modes::get_stack_at(index)->ptr(getPyInterpreter());
+    if (reinterpret_cast<PyObject*>(Py_TYPE(mode)) != device_mode.ptr()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Whether PyTorch or a mode of its has to see calls of this thread.
 bool has_observers() {
-  return is_observed() || at::impl::torch_function_mode_enabled();
+  return is_observed() || has_function_modes();
 }
 
 template <Norm::Kind kind>
@@ -260,6 +275,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("TEAM") = py::tuple(py::cast(team_functions()));
   module.def("set_threads", use_threads);
   module.def("has_observers", has_observers);
+  device_mode = py::module_::import("torch.utils._device").attr("DeviceContext");
   module.def("connect", [](py::object plan, py::object learn) {
     planner = std::move(plan);
     stack_learner = std::move(learn);
