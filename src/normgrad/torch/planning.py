@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .. import contract, devices, dtypes, frameworks, notices
+from .. import contract, devices, dtypes, notices
 from ..contract import NEW_RUNNING, OUTPUT, Operator
-from ..operators.by_name import PLANNED
+from ..operators.by_name import PLANNED, device_of, spec_of
 from ..options import Options
 from ..plans import Plan
 from ..problem import WORKSPACE
@@ -49,7 +49,12 @@ def plan(
     operator = PLANNED[name]
     try:
         options = operator.read_options(*choices)
-        specs, device = _specs_of(operator, tensors)
+        values = dict(zip(operator.names, tensors, strict=True))
+        device = device_of(values)
+        specs = {
+            each.name: spec_of(each.name, values[each.name], each.kind)
+            for each in operator.parameters
+        }
         given: dict[str, TensorSpec | None] = {}
         if is_layer and not operator.is_gradient:
             given = _outputs_of_layer(specs, tensors[0])
@@ -64,23 +69,6 @@ def plan(
         return None
     made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
     return _describe(made, operator, options, tensors, given)
-
-
-def _specs_of(
-    operator: Operator, tensors: tuple[Any, ...]
-) -> tuple[dict[str, TensorSpec | None], str]:
-    """The tensors' specs by the parameters' names, and the device of all."""
-    framework, specs, first = frameworks.of_torch(), dict[str, TensorSpec | None](), ("", "")
-    for parameter, value in zip(operator.parameters, tensors, strict=True):
-        name = parameter.name
-        specs[name] = None
-        if value is not None:
-            device = framework.device(name, value)
-            first = first if first[0] else (name, device)
-            devices.check(name, device)
-            devices.check_same(name, device, first[1], first[0])
-            specs[name] = framework.spec_of(name, value, parameter.kind.dtypes)
-    return specs, first[1]
 
 
 def _is_left_to_pytorch(
@@ -144,12 +132,12 @@ def _is_right_on(device: str) -> bool:
         return _verdicts[device]
 
 
-#: The norms of layers, with the arguments of a trial after the input: vectors stand for themselves.
-NORMS: dict[str, tuple[Any, ...]] = {
-    "batch_norm": (None, None, "weight", "bias", True, 0.1, 1e-5),
-    "group_norm": (2, "weight", "bias", 1e-5),
-    "layer_norm": ((6,), "weight", "bias", 1e-5),
-    "rms_norm": ((6,), "weight", 1e-5),
+#: The norms of layers, with their calls in a trial.
+NORMS: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda norm, x, w, b: norm(x, None, None, w, b, True, 0.1, 1e-5),
+    "group_norm": lambda norm, x, w, b: norm(x, 2, w, b, 1e-5),
+    "layer_norm": lambda norm, x, w, b: norm(x, (6,), w, b, 1e-5),
+    "rms_norm": lambda norm, x, w, b: norm(x, (6,), w, 1e-5),
 }
 
 
@@ -163,18 +151,13 @@ def agrees(name: str, device: str) -> bool:
         ):
             values = torch.arange(5 * 6 * 7 * 6.0, dtype=dtype, device=device).sin()
             x = values.reshape(5, 6, 7, 6).requires_grad_()
-            vectors = {
-                each: values[k : k + 6].clone().requires_grad_()
-                for k, each in enumerate(("weight", "bias"))
-            }
-            arguments = [
-                vectors.get(each, each) if isinstance(each, str) else each for each in NORMS[name]
-            ]
-            y = norm(x, *arguments)
+            w, b = (values[k : k + 6].clone().requires_grad_() for k in range(2))
+            y = NORMS[name](norm, x, w, b)
             if y is NotImplemented:
                 return False
-            leaves = [x, *(each for each in arguments if isinstance(each, Tensor))]
-            results.append((y, *torch.autograd.grad(y, leaves, x.detach().cos())))
+            dy = x.detach().cos()
+            gradients = torch.autograd.grad(y, (x, w, b), dy, materialize_grads=True)
+            results.append((y, *gradients))
     return all(
         torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-4)
         for ours, theirs in zip(*results, strict=True)

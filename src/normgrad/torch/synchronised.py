@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from .. import contract, devices, dtypes
 from ..operators.sync_batch_norm import (
@@ -130,9 +131,8 @@ def _by_formula(
 class _SyncBatchNorm(torch.autograd.Function):
     """The output; and the gradients, in which the parameters' are sums over this rank's elements.
 
-    The forward pass makes one all-gather of each rank's mean, 1/std and number of elements, in
-    which a rank without elements has weight 0; the backward pass makes one all-reduce of Σdy and
-    Σdy·(x − mean), if the input's gradient is wanted.
+    The ranks gather each one's mean, 1/std and number of elements, in which a rank without elements
+    has weight 0; and, if the input's gradient is wanted, add up Σdy and Σdy·(x − mean).
     """
 
     @staticmethod
@@ -161,7 +161,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         )  # fmt: skip
         real = torch.float64 if input.dtype is torch.float64 else torch.float32
         mean, invstd = mean.to(real), invstd.to(real)
-        output = torch.empty_like(input, memory_format=_format_of(input))
+        output = torch.empty_like(input, memory_format=suggest_memory_format(input))
         batch_norm_elemt(input, weight, bias, mean, invstd, out=output)
         ctx.save_for_backward(input, weight, bias, mean, invstd, counts.sum().reshape(1))
         ctx.eps, ctx.group = eps, group
@@ -197,14 +197,6 @@ class _SyncBatchNorm(torch.autograd.Function):
                 grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
             )
         return grad_input, grad_weight, grad_bias, *[None] * 4
-
-
-def _format_of(input: Tensor) -> torch.memory_format:
-    """The format of PyTorch's output: channels-last if the input is, else contiguous."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
-    if last is not None and input.is_contiguous(memory_format=last):
-        return last
-    return torch.contiguous_format
 
 
 @hide_from_dynamo
