@@ -16,6 +16,8 @@ nt = pytest.importorskip("normgrad.torch")
 from layer_pairs import InFloat64  # noqa: E402 - it imports torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - torch may be absent
 
+from normgrad.torch import families  # noqa: E402 - it imports torch
+
 F = torch.nn.functional
 SIZE = 6
 
@@ -580,6 +582,20 @@ def test_nothing_changes_by_trying():
     assert torch.equal(torch.get_rng_state(), seed)
     assert torch.equal(layer.weight, state["weight"])
     assert layer.weight.grad is None
+
+
+def test_a_class_for_images_is_tried_with_images_alone(monkeypatch):
+    """Its vectors, of (C, 1, 1), would broadcast an input of (N, C) to (C, N, C)."""
+
+    class Untried(VitDetLayerNorm):
+        """A class of which no layer is known."""
+
+    tried, agrees = [], families._agrees_once
+    record = lambda copy, x, *more: tried.append(x) or agrees(copy, x, *more)  # noqa: E731
+    monkeypatch.setattr(families, "_agrees_once", record)
+    assert isinstance(nt.convert(Untried()), nt.nn.Ours)
+    assert {x.dim() for x in tried} == {4}
+    assert max(x.numel() for x in tried) == 8 * SIZE
 
 
 class Refusing(torch.overrides.TorchFunctionMode):

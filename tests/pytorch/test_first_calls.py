@@ -137,12 +137,12 @@ def test_a_plan_s_error_is_the_call_s(planner, error):
     check(results(F, channels), channels)
 
 
-@pytest.mark.parametrize("answer", [b"", b"\0" * 8, b"\xff" * 64, 3, ()])
+@pytest.mark.parametrize("answer", [b"", 3, (), {}, {"driver": "3"}])
 def test_an_answer_that_is_no_plan(planner, answer):
-    """It is an error, rather than memory that is read beyond its end."""
+    """It is an error, and nothing runs."""
     channels = next(_channels)
     planner(lambda *question: answer)
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
+    with pytest.raises((RuntimeError, TypeError, KeyError)):
         F.layer_norm(made(channels)[0], (channels,))
     planner(planning.plan)
     check(results(F, channels), channels)

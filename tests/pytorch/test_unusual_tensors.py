@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 
 import pytest
 
@@ -10,6 +11,8 @@ torch = pytest.importorskip("torch")
 two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
 
 from layer_pairs import LAYERS, data, pair  # noqa: E402
+from torch.overrides import BaseTorchFunctionMode  # noqa: E402
+from torch.utils._device import DeviceContext  # noqa: E402
 
 from normgrad.torch import functional, native  # noqa: E402
 
@@ -154,6 +157,10 @@ def same(outcomes, where):
         assert ours == theirs, where
 
 
+class ExtendedDevice(DeviceContext):
+    """A mode that may do more than to say where tensors are made."""
+
+
 @pytest.mark.filterwarnings("ignore")  # of sparse and nested tensors
 def test_which_tensors_kernels_read():
     """As inputs and as parameters; the calls of others are PyTorch's."""
@@ -166,8 +173,21 @@ def test_which_tensors_kernels_read():
     plain = {"expanded", "one element", "a parameter", "of inference mode"}
     assert {kind for kind, of in KINDS.items() if reads(of(torch.ones(2, 3, 4)), w)} == plain
     assert not reads(x, w.as_subclass(Subclass))
-    with torch.device("cpu"):  # a mode
-        assert not reads(x, w)
+    for is_mode, contexts in (
+        (False, [torch.device("meta"), torch.device("cpu")]),
+        (True, [torch.device("cpu"), BaseTorchFunctionMode(), torch.device("cpu")]),
+        (True, [ExtendedDevice("cpu")]),
+    ):
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            assert reads(x, w) is not is_mode, contexts
+    of_new_shape = torch.ones(7, 3, 4)
+    torch.set_default_device("meta")
+    try:
+        assert reads(of_new_shape, w)
+    finally:
+        torch.set_default_device(None)
 
 
 #: What kinds of tensors are tried as gradients, and what else.

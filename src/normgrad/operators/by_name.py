@@ -73,7 +73,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     choices = choices_of(name)
     for argument, value in arguments.items():
         if argument in specs:
-            specs[argument] = _as_spec(argument, value, kinds[argument])
+            specs[argument] = spec_of(argument, value, kinds[argument])
         elif argument in choices:
             choices[argument] = value
         else:
@@ -89,16 +89,16 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     for index, value in enumerate(out_entries(outputs, out_tuple(operator, out))):
         title = operator.out_name(index, outputs[index])
         outs[title] = value
-        out_specs[outputs[index].name] = _as_spec(title, value, outputs[index].kind)
+        out_specs[outputs[index].name] = spec_of(title, value, outputs[index].kind)
     if device is None:
-        where = _where({**{name: arguments.get(name) for name in specs}, **outs})
+        where = device_of({**{name: arguments.get(name) for name in specs}, **outs})
     else:
         where = devices.full_name(device)
     checked = contract.check(operator, options, specs, out_specs)
     return Plan(operator, options, specs, checked, device=where)
 
 
-def _where(values: Mapping[str, Any]) -> str:
+def device_of(values: Mapping[str, Any]) -> str:
     """The device of the tensors among these arguments; the CPU if all are specs."""
     first: tuple[str, str] | None = None
     for name, value in values.items():
@@ -114,7 +114,8 @@ def _where(values: Mapping[str, Any]) -> str:
     return devices.CPU if first is None else first[1]
 
 
-def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
+def spec_of(name: str, value: Any, kind: Kind) -> TensorSpec | None:
+    """The spec of an argument, which may be one already; None for None."""
     if value is None or isinstance(value, TensorSpec):
         return value
     with naming(name):

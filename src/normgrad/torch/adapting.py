@@ -48,10 +48,7 @@ class _FunctionsReplaced(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        keywords = kwargs or {}
-        if function in _FUNCTIONS:
-            function = _FUNCTIONS[function]
-        return function(*args, **keywords)
+        return _FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
 
 
 def _unless_fast(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,10 +58,9 @@ def _unless_fast(compute: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(layer, "_fast_norm", False):
-            with _FunctionsReplaced():
-                return type(layer)._normgrad_replaces.forward(layer, *args, **kwargs)
-        return compute(layer, *args, **kwargs)
+        is_fast = getattr(layer, "_fast_norm", False)
+        call = _by_mode(type(layer)._normgrad_replaces) if is_fast else compute
+        return call(layer, *args, **kwargs)
 
     return forward
 
@@ -166,10 +162,9 @@ def class_of(layer: Module) -> type[Module] | str:
         return "it has a forward of its own, which is not its class's"
     replacement = _class_for(kind)  # type: ignore[arg-type]
     is_known = kind.__module__.startswith("torch.") or _keys(kind) & _forwards.keys()
-    if is_known or (issubclass(kind, _NORMS) and replacement != _OF_ITS_OWN):
+    is_norm_of_pytorch = issubclass(kind, _NORMS) and replacement != _OF_ITS_OWN
+    if is_known or is_norm_of_pytorch or replacement == _LAZY:
         return replacement
-    if issubclass(kind, LazyModuleMixin):
-        return _LAZY
     # It may compute by itself what one of normgrad's formulas says.
     formula = families.formula_of(layer)
     if isinstance(formula, families.Formula):
@@ -186,7 +181,7 @@ def _keys(kind: type[Module]) -> set[type[Module] | str]:
 
 
 def _functions_named(kind: type[Module]) -> set[str]:
-    """PyTorch's functions of norms that the code of a class's ``forward`` names."""
+    """PyTorch's functions of norms that a class's ``forward`` names."""
     return _NAMES & _names_in(getattr(kind, "forward", None))
 
 
@@ -203,12 +198,12 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
         return LAYERS[theirs]
     if formula is not None:
         return _adapt(theirs, Ours, _by_formula(theirs, formula), formula)
+    base = next((cls for cls in theirs.__mro__ if cls in LAYERS), None)
+    ours = Ours if base is None else LAYERS[base]
     for key in _keys(theirs) & _forwards.keys():
-        ours = next((LAYERS[cls] for cls in theirs.__mro__ if cls in LAYERS), Ours)
         return _adapt(theirs, ours, _forwards[key] or _by_mode(theirs))
     if issubclass(theirs, LazyModuleMixin):
         return _LAZY
-    base = next((cls for cls in theirs.__mro__ if cls in LAYERS), None)
     if base is torch.nn.SyncBatchNorm:
         return "its class extends SyncBatchNorm; see normgrad.torch.register"
     if theirs.__module__.startswith("torch."):
@@ -219,15 +214,13 @@ def _class_for(theirs: Any, formula: families.Formula | None = None) -> type[Mod
     for cls in theirs.__mro__[: theirs.__mro__.index(base)]:
         if "forward" not in cls.__dict__:
             continue
-        if _functions_named(cls):
-            return _adapt(theirs, LAYERS[base], _by_mode(theirs))
         names = _names_in(cls.__dict__["forward"])
-        # The names that BatchNorm2d.forward(self, x) uses, and those of super().forward(x):
-        if {base.__name__, "forward"} <= names:
-            return _adapt(theirs, LAYERS[base], _by_mode(theirs))
-        if not {"__class__", "forward"} <= names:
+        # The names of functions, and those that BatchNorm2d.forward(self, x) uses:
+        if names & _NAMES or {base.__name__, "forward"} <= names:
+            return _adapt(theirs, ours, _by_mode(theirs))
+        if not {"__class__", "forward"} <= names:  # those of super().forward(x)
             return _OF_ITS_OWN
-    return _adapt(theirs, LAYERS[base])
+    return _adapt(theirs, ours)
 
 
 def _by_mode(theirs: Any) -> Callable[..., Any]:
@@ -301,10 +294,8 @@ def _adapt(
         """Compute what the original class computes, with normgrad."""
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
             return leaf(layer, *args, **kwargs)
-        if compute is not None:
-            return compute(layer, *args, **kwargs)
-        # As super() would find it, but after a conversion back a bound method may come here too.
-        return base.forward(layer, *args, **kwargs)
+        # Not by super(): after a conversion back a bound method may come here too.
+        return (compute or base.forward)(layer, *args, **kwargs)
 
     namespace = {
         "__module__": theirs.__module__,

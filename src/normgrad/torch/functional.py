@@ -59,24 +59,6 @@ def batch_norm(
     return _compute(native.batch_norm, _stock.batch_norm, arguments)
 
 
-def cumulative_batch_norm(
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batches: Tensor,
-    eps: float,
-) -> Tensor:
-    """Batch norm in training whose running statistics become the average over all batches.
-
-    The arguments are as for :func:`batch_norm`; ``batches`` is the number of batches so far, with
-    this one, as a tensor of one integer.
-    """
-    momentum = 1.0 / float(batches)
-    return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
-
-
 def sync_batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -220,26 +202,16 @@ def instance_norm(
     return _compute(_instance_norm, _stock.instance_norm, arguments)
 
 
-def _instance_norm(
-    input: Any,
-    mean: Any,
-    var: Any,
-    weight: Any,
-    bias: Any,
-    use_input_stats: Any,
-    momentum: Any,
-    eps: Any,
-) -> Any:
+def _instance_norm(*arguments: Any) -> Any:
     """Instance norm by group norm or batch norm; NotImplemented if PyTorch has to compute it."""
-    if (
-        native.has_observers() is not False
-        or not (  # they see all that is done here
-            type(input) is Tensor
-            and input.dim() > 2
-            and input.shape[2:].numel() > 1
-            and use_input_stats is (mean is None and var is None)
-            and type(momentum) is float  # PyTorch checks it, although nothing depends on it here
-        )
+    input, mean, var, weight, bias, use_input_stats, momentum, eps = arguments
+    if not (
+        native.has_observers() is False  # they would see all that is done here
+        and type(input) is Tensor
+        and input.dim() > 2
+        and input.shape[2:].numel() > 1
+        and use_input_stats is (mean is None and var is None)
+        and type(momentum) is float  # PyTorch checks it, although nothing depends on it here
     ):
         return NotImplemented
     # PyTorch's function saves copies: all but the input may change before the backward pass.

@@ -198,14 +198,10 @@ def join(layer: Any, process_group: Any) -> None:
 class SyncBatchNorm(_BatchNorm):
     """:class:`torch.nn.SyncBatchNorm` by normgrad, on the CPU too: (N, C, ...), 2 to 8 axes.
 
-    In training, the statistics are those of all ranks' batches together; the batches may differ in
-    size and may be empty. The forward pass does one all-gather of 2·C + 1 values, the backward pass
-    one all-reduce of 2·C values. At a layer's first call the ranks check that their layers agree.
-    Without torch.distributed, in a group of one rank and in evaluation the layer is an ordinary
-    batch norm.
-
-    The class is not a subclass of :class:`torch.nn.SyncBatchNorm`, which DistributedDataParallel
-    refuses on the CPU.
+    In training, it computes :func:`.functional.sync_batch_norm`, and at its first call the ranks
+    check that their layers agree. Without torch.distributed, in a group of one rank and in
+    evaluation it is an ordinary batch norm. It is no subclass of :class:`torch.nn.SyncBatchNorm`,
+    which DistributedDataParallel refuses on the CPU.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The plans of C++: from a call's tensors and other arguments to integers that C++ reads.
+"""The plans of C++: from a call's tensors and other arguments to numbers that C++ reads.
 
 C++ asks for a plan at the first call of a kind, and takes it as the result of the question. A plan
 follows from the tensors' specs alone, and making one computes nothing.
@@ -8,56 +8,57 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .. import contract, devices, dtypes, frameworks, notices
+from .. import contract, devices, dtypes, notices
 from ..contract import NEW_RUNNING, OUTPUT, Operator
-from ..operators.by_name import PLANNED
+from ..operators.by_name import PLANNED, device_of, spec_of
 from ..options import Options
 from ..plans import Plan
 from ..problem import WORKSPACE, Role
 from ..tensor import TensorSpec
 from . import native
 
-#: The dtypes of results, by the numbers of plans.cpp.
-_DTYPES = (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int64)
-#: The kinds of results, as in plans.h.
-_ABSENT, _NEW, _IN_PLACE = range(3)
 #: The outputs that update running statistics in place, and those statistics.
 _RUNNING = {output.name: output.in_place[0] for output in NEW_RUNNING}
 
 
 def plan(
-    name: str, memory_format: str | None, tensors: tuple[Any, ...], choices: bytes
-) -> bytes | None:
+    name: str,
+    memory_format: torch.memory_format | None,
+    tensors: tuple[Any, ...],
+    choices: tuple[Any, ...],
+) -> dict[str, Any] | None:
     """The description of a call's plan; None where PyTorch, or Python, has to compute the call.
 
     Args:
         name: the operator's name.
         memory_format: for an operator that is called by a layer, PyTorch's format of the layer's
-            output, such as "channels_last"; then running statistics are updated in place, and what
-            normgrad does not support is PyTorch's. None for an operator that a function calls.
+            output; then running statistics are updated in place, and what normgrad does not support
+            is PyTorch's. None for an operator that a function calls.
         tensors: plain tensors, in the order of the operator's parameters; None where absent.
-        choices: the other arguments, in the order of the operator's options, as the integers of
-            plans.cpp.
+        choices: the other arguments, in the order of the operator's options.
 
     Raises:
         TypeError, ValueError: as the operator's function, unless a layer calls.
         KernelError: the kernels cannot be compiled.
     """
-    operator, is_layer = PLANNED[name], memory_format is not None
-    if is_layer:
-        operator = _of_layer(operator)
+    is_layer = memory_format is not None
+    operator = _of_layer(PLANNED[name]) if is_layer else PLANNED[name]
     try:
-        options = operator.read_options(*_read_choices(choices))
-        specs, device = _specs_of(operator, tensors)
+        options = operator.read_options(*choices)
+        values = dict(zip(operator.names, tensors, strict=True))
+        device = device_of(values)
+        specs = {
+            each.name: spec_of(each.name, values[each.name], each.kind)
+            for each in operator.parameters
+        }
         given: dict[str, TensorSpec | None] = {}
         if memory_format is not None and not operator.is_gradient:
             given = _outputs_of_layer(operator, options, specs, memory_format)
@@ -84,42 +85,6 @@ def _of_layer(operator: Operator) -> Operator:
     return replace(operator, parameters=tuple(parameters))
 
 
-def _read_choices(choices: bytes) -> Iterator[Any]:
-    """The arguments that are not tensors: each is its kind, its number of integers, and these."""
-    words = iter(np.frombuffer(choices, np.int64).tolist())
-    for kind in words:
-        values = [next(words) for _ in range(next(words))]
-        yield _READERS[kind](values)
-
-
-#: What makes an argument of its integers, by the numbers of plans.h.
-_READERS: tuple[Callable[[list[int]], Any], ...] = (
-    lambda _: None,
-    lambda values: bool(values[0]),
-    lambda values: values[0],
-    lambda values: float(np.int64(values[0]).view(np.float64)),
-    tuple,
-    lambda values: tuple(map(bool, values)),
-)
-
-
-def _specs_of(
-    operator: Operator, tensors: tuple[Any, ...]
-) -> tuple[dict[str, TensorSpec | None], str]:
-    """The tensors' specs by the parameters' names, and the device of all."""
-    framework, specs, first = frameworks.of_torch(), dict[str, TensorSpec | None](), ("", "")
-    for parameter, value in zip(operator.parameters, tensors, strict=True):
-        name = parameter.name
-        specs[name] = None
-        if value is not None:
-            device = framework.device(name, value)
-            first = first if first[0] else (name, device)
-            devices.check(name, device)
-            devices.check_same(name, device, first[1], first[0])
-            specs[name] = framework.spec_of(name, value, parameter.kind.dtypes)
-    return specs, first[1]
-
-
 def _is_left_to_pytorch(
     operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
 ) -> bool:
@@ -144,7 +109,7 @@ def _outputs_of_layer(
     operator: Operator,
     options: Options,
     specs: Mapping[str, TensorSpec | None],
-    memory_format: str,
+    memory_format: torch.memory_format,
 ) -> dict[str, TensorSpec | None]:
     """The specs of outputs for which a layer has a rule of its own.
 
@@ -152,15 +117,11 @@ def _outputs_of_layer(
     ``view`` on it rely on that. normgrad's has its axes in the input's order in memory. Statistics
     are float64, so that the backward pass has them as exact as the forward pass.
     """
-    shapes = contract.shapes_of(
-        operator, options, contract.present_inputs(operator, options, specs)
-    )
-    input = specs["input"]
+    present = contract.present_inputs(operator, options, specs)
+    shapes, input = contract.shapes_of(operator, options, present), specs["input"]
     assert input is not None
-    strides = torch.empty(
-        input.shape, device="meta", memory_format=getattr(torch, memory_format)
-    ).stride()
-    output = TensorSpec(input.shape, input.dtype, strides)
+    like = torch.empty(input.shape, device="meta", memory_format=memory_format)
+    output = TensorSpec(input.shape, input.dtype, like.stride())
     running = {new: specs.get(old) for new, old in _RUNNING.items()}
     statistics = {
         each.name: TensorSpec(shapes[each.kind], dtypes.float64)
@@ -195,12 +156,12 @@ def _is_right_on(device: str) -> bool:
         return _verdicts[device]
 
 
-#: The norms of layers, with the arguments of a trial after the input: vectors stand for themselves.
-NORMS: dict[str, tuple[Any, ...]] = {
-    "batch_norm": (None, None, "weight", "bias", True, 0.1, 1e-5),
-    "group_norm": (2, "weight", "bias", 1e-5),
-    "layer_norm": ((6,), "weight", "bias", 1e-5),
-    "rms_norm": ((6,), "weight", 1e-5),
+#: The norms of layers, with their calls in a trial.
+NORMS: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda norm, x, w, b: norm(x, None, None, w, b, True, 0.1, 1e-5),
+    "group_norm": lambda norm, x, w, b: norm(x, 2, w, b, 1e-5),
+    "layer_norm": lambda norm, x, w, b: norm(x, (6,), w, b, 1e-5),
+    "rms_norm": lambda norm, x, w, b: norm(x, (6,), w, 1e-5),
 }
 
 
@@ -214,18 +175,13 @@ def agrees(name: str, device: str) -> bool:
         ):
             values = torch.arange(5 * 6 * 7 * 6.0, dtype=dtype, device=device).sin()
             x = values.reshape(5, 6, 7, 6).requires_grad_()
-            vectors = {
-                each: values[k : k + 6].clone().requires_grad_()
-                for k, each in enumerate(("weight", "bias"))
-            }
-            arguments = [
-                vectors.get(each, each) if isinstance(each, str) else each for each in NORMS[name]
-            ]
-            y = norm(x, *arguments)
+            w, b = (values[k : k + 6].clone().requires_grad_() for k in range(2))
+            y = NORMS[name](norm, x, w, b)
             if y is NotImplemented:
                 return False
-            leaves = [x, *(each for each in arguments if isinstance(each, Tensor))]
-            results.append((y, *torch.autograd.grad(y, leaves, x.detach().cos())))
+            dy = x.detach().cos()
+            gradients = torch.autograd.grad(y, (x, w, b), dy, materialize_grads=True)
+            results.append((y, *gradients))
     return all(
         torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-4)
         for ours, theirs in zip(*results, strict=True)
@@ -252,36 +208,34 @@ def _describe(
     options: Options,
     tensors: tuple[Tensor | None, ...],
     given: Mapping[str, TensorSpec | None],
-) -> bytes | None:
-    """A plan as integers, in the order in which ``read_plan`` of plans.cpp reads them."""
+) -> dict[str, Any] | None:
+    """A plan as plans.h has it; of a result its slot, the index of what it overwrites, its spec."""
     slots = [-1 if place is None else place.slot for place in plan.inputs]
     pairs = zip(slots, tensors, strict=True)
     schedule = plan.native({slot: value.data_ptr() for slot, value in pairs if value is not None})
     if schedule is None:
         return None
-    words = [
-        schedule.driver,
-        _team() if schedule.parallel else 0,
-        schedule.launch,
-        _stream_function() if schedule.launch else 0,
-        plan.workspace_size,
-        plan.alignment,
-        WORKSPACE,
-        len(schedule.steps),
-    ]
-    for values in (schedule.block, schedule.steps.ravel(), slots):
-        words += [len(values), *map(int, values)]
-    words.append(len(plan.outputs))
-    names = operator.names
+    results: list[tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]] = []
     for place, output in zip(plan.outputs, operator.outputs(options), strict=True):
         if place is None:
-            words += [_ABSENT, -1, -1, 0, 0, 0, 0]
+            results.append((-1, -1, torch.float32, (), ()))
             continue
         is_in_place = output.name in _RUNNING and output.name in given
-        old = names.index(_RUNNING[output.name]) if is_in_place else -1
+        overwritten = operator.names.index(_RUNNING[output.name]) if is_in_place else -1
         spec = place.spec
-        words += [
-            _IN_PLACE if is_in_place else _NEW, place.slot, old, _DTYPES.index(spec.dtype),
-            spec.nbytes, spec.rank, *spec.shape, spec.rank, *spec.strides,
-        ]  # fmt: skip
-    return np.array(words, np.int64).tobytes()
+        dtype = getattr(torch, spec.dtype.name)
+        results.append((place.slot, overwritten, dtype, spec.shape, spec.strides))
+    return {
+        "driver": schedule.driver,
+        "team": _team() if schedule.parallel else 0,
+        "launch": schedule.launch,
+        "stream_of": _stream_function() if schedule.launch else 0,
+        "block": schedule.block.tolist(),
+        "steps": schedule.steps.ravel().tolist(),
+        "step_count": len(schedule.steps),
+        "workspace": plan.workspace_size,
+        "alignment": plan.alignment,
+        "workspace_slot": WORKSPACE,
+        "slots": slots,
+        "results": results,
+    }

@@ -13,6 +13,7 @@ from collections import ChainMap
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -70,108 +71,82 @@ _CONSTANTS = (int, float, bool, str, torch.Size, torch.dtype, type(None))
 
 @cache
 def read(kind: type) -> Reading:
-    """Read a class's ``forward``, and the functions and methods that it names."""
-    reader = _Reader()
-    reader.read_attributes(kind, {"forward", "__getattr__", "__getattribute__"})
-    return Reading(frozenset(reader.names), tuple(reader.obstacles))
+    """Read a class's ``forward``, and the functions, classes and modules that it names."""
+    names = {"forward", "__getattr__", "__getattribute__"}
+    obstacles: dict[Obstacle, None] = {}
+    reached: list[Any] = [kind]
+    size = 0
+    while size < len(names) + len(reached):  # a new name may be an attribute of all that is reached
+        size = len(names) + len(reached)
+        for one in reached:
+            own = set()
+            if isinstance(one, FunctionType) and not _is_trusted(one):
+                names |= _named(one, "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+                obstacles |= dict.fromkeys(_acts(one))
+            elif isinstance(one, type) and one is not kind:  # whose object may be made and called
+                own = {name for name, value in vars(one).items() if callable(value)}
+            for what, name, value in _referents(one, names | own):
+                if isinstance(value, (FunctionType, ModuleType, type)):
+                    if all(value is not each for each in (*reached, *kind.__mro__)):
+                        reached.append(value)
+                elif not isinstance(value, BuiltinFunctionType):
+                    clause = f"reads the {what} {name}, which may change"
+                    attribute = name if what == _ATTRIBUTE else None
+                    obstacles[Obstacle(clause, not is_constant(value), attribute)] = None
+                elif not (
+                    _is_trusted(value) if value.__module__ != "builtins" else name in _BUILTINS
+                ):
+                    obstacles[Obstacle(f"calls {name}", True)] = None
+    return Reading(frozenset(names), tuple(obstacles))
 
 
-class _Reader:
-    """The state of one reading."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.obstacles: list[Obstacle] = []
-        self._read: list[FunctionType] = []
-        #: The classes and modules that have been named, and the names that were looked up in each.
-        self._holders: dict[Any, set[str]] = {}
-
-    def read_attributes(self, kind: type, names: set[str]) -> None:
-        """Read a class's attributes, and what these name, until there are no more names."""
-        self._look_up(kind, names)
-        while True:
-            for holder, known in [*self._holders.items()]:
-                if new := self.names - known:
-                    self._look_up(holder, new)
-                    break
-            else:
-                return
-
-    def _look_up(self, holder: Any, names: set[str]) -> None:
-        """Read the attributes of a class or a module that have these names."""
-        self._holders.setdefault(holder, set()).update(names)
-        is_class = isinstance(holder, type)
-        for scope in holder.__mro__ if is_class else (holder,):
-            if _is_trusted(scope.__module__ if is_class else scope.__name__):
-                continue
-            for name in sorted(names & vars(scope).keys()):
-                if is_class:
-                    self._judge(f"class attribute {name}", vars(scope)[name], name)
-                else:
-                    self._judge(f"global {name}", vars(scope)[name])
-
-    def _judge(self, what: str, value: Any, attribute: str | None = None) -> None:
-        """Read a value that is code; any other may change."""
-        if isinstance(value, (staticmethod, classmethod)):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        if isinstance(value, FunctionType):
-            self._read_function(value)
-        elif isinstance(value, ModuleType):
-            if not _is_trusted(value.__name__):
-                self._holders.setdefault(value, set())
-        elif isinstance(value, type):
-            if not _is_trusted(value.__module__):
-                code = {name for name, one in vars(value).items() if callable(one)}
-                if value not in self._holders:
-                    self._look_up(value, code)
-        elif isinstance(value, BuiltinFunctionType):
-            module = value.__module__ or ""
-            if not (value.__name__ in _BUILTINS if module == "builtins" else _is_trusted(module)):
-                self._object(f"calls {value.__name__}")
-        else:
-            clause = f"reads the {what}, which may change"
-            self.obstacles.append(Obstacle(clause, not is_constant(value), attribute))
-
-    def _object(self, clause: str) -> None:
-        self.obstacles.append(Obstacle(clause, True))
-
-    def _read_function(self, function: FunctionType) -> None:
-        if any(function is one for one in self._read):
-            return
-        self._read.append(function)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        if _is_trusted(function.__globals__.get("__name__", "")):
-            for _, cell in cells:  # a decorator of PyTorch's has the function in its closure
-                if isinstance(inner := _content(cell), FunctionType):
-                    self._read_function(inner)
-            return
-        for name, cell in cells:
-            if name != "__class__":
-                self._judge(f"variable {name}", _content(cell))
-        scope = ChainMap(function.__globals__, vars(builtins))
-        for instruction in _instructions(function.__code__):
-            name = instruction.argval
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                if name in scope:
-                    self._judge(f"global {name}", scope[name])
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-                self.names.add(name)
-                if name in _TABLES:
-                    self._object(f"reads {name}")
-            elif instruction.opname in ("STORE_ATTR", "DELETE_ATTR"):
-                self._object(f"sets the attribute {name}")
-            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                self._object(f"sets the global {name}")
-            elif instruction.opname == "IMPORT_NAME":
-                top = name.partition(".")[0]
-                if not top or (top not in _TRUSTED and find_spec(top) is not None):
-                    self._object(f"imports {name or 'a module'}")
+_ATTRIBUTE = "class attribute"
 
 
-def _is_trusted(module: str) -> bool:
-    return module in _TRUSTED or module.partition(".")[0] in _TRUSTED
+def _referents(one: Any, names: set[str]) -> Iterator[tuple[str, str, Any]]:
+    """What a function names; or what of a class or module has one of these names."""
+    if not isinstance(one, FunctionType):
+        what, scopes = (_ATTRIBUTE, one.__mro__) if isinstance(one, type) else ("global", (one,))
+        for scope in scopes:
+            for name in () if _is_trusted(scope) else sorted(names & vars(scope).keys()):
+                value = vars(scope)[name]
+                if isinstance(value, (staticmethod, classmethod)):
+                    value = value.__func__
+                yield what, name, value.fget if isinstance(value, property) else value
+        return
+    is_trusted = _is_trusted(one)
+    for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+        value = _content(cell)
+        # A decorator of PyTorch's has the function in its closure.
+        if name != "__class__" and (not is_trusted or isinstance(value, FunctionType)):
+            yield "variable", name, value
+    scope = ChainMap(one.__globals__, vars(builtins))
+    for name in () if is_trusted else sorted(_named(one, "LOAD_GLOBAL", "LOAD_NAME")):
+        if name in scope:
+            yield "global", name, scope[name]
+
+
+def _acts(function: FunctionType) -> Iterator[Obstacle]:
+    """What a function's own code changes, or may reach by names that it computes."""
+    for name in _named(function, "STORE_ATTR", "DELETE_ATTR"):
+        yield Obstacle(f"sets the attribute {name}", True)
+    for name in _named(function, "STORE_GLOBAL", "DELETE_GLOBAL"):
+        yield Obstacle(f"sets the global {name}", True)
+    for name in _named(function, "LOAD_ATTR", "LOAD_METHOD") & _TABLES:
+        yield Obstacle(f"reads {name}", True)
+    for name in _named(function, "IMPORT_NAME"):
+        top = name.partition(".")[0]
+        if not top or (top not in _TRUSTED and find_spec(top) is not None):
+            yield Obstacle(f"imports {name or 'a module'}", True)
+
+
+def _is_trusted(one: Any) -> bool:
+    """Whether a function, class or module is of a package or module that is trusted."""
+    if isinstance(one, FunctionType):
+        home = one.__globals__.get("__name__")
+    else:
+        home = one.__name__ if isinstance(one, ModuleType) else one.__module__
+    return home in _TRUSTED or str(home).partition(".")[0] in _TRUSTED
 
 
 def _content(cell: Any) -> Any:
@@ -182,9 +157,10 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    """The instructions of a function's code, and of the functions inside it."""
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
+def _named(function: FunctionType, *operations: str) -> set[str]:
+    """The names in instructions of a function's code, and of functions inside it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    instructions = chain.from_iterable(map(dis.get_instructions, codes))
+    return {each.argval for each in instructions if each.opname in operations}

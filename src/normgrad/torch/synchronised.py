@@ -130,9 +130,8 @@ def _by_formula(
 class _SyncBatchNorm(torch.autograd.Function):
     """The output; and the gradients, in which the parameters' are sums over this rank's elements.
 
-    The forward pass makes one all-gather of each rank's mean, 1/std and number of elements, in
-    which a rank without elements has weight 0; the backward pass makes one all-reduce of Σdy and
-    Σdy·(x − mean), if the input's gradient is wanted.
+    The ranks gather each one's mean, 1/std and number of elements, in which a rank without elements
+    has weight 0; and, if the input's gradient is wanted, add up Σdy and Σdy·(x − mean).
     """
 
     @staticmethod

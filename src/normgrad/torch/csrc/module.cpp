@@ -5,17 +5,23 @@
 
 #include "norms.cpp"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/utils/wrap_outputs.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include <deque>
 
 namespace normgrad {
 namespace {
 
-// Python's functions planning.plan and stacks.learn, of the newest import of normgrad. They are never
-// destroyed, since threads may outlive Python.
-py::object &planner = *new py::object(), &stack_learner = *new py::object();
+// Python's functions planning.plan and stacks.learn, of the newest import of normgrad, and the class
+// of PyTorch's mode for devices. They are never destroyed, since threads may outlive Python.
+py::object &planner = *new py::object(), &stack_learner = *new py::object(),
+           &device_mode = *new py::object();
 
 bool read_integer(PyObject* value, Choice& choice) {
   int overflow = 0;
@@ -60,15 +66,49 @@ bool read_choice(PyObject* value, bool is_number, Choice& choice) {
   return PyLong_CheckExact(value) ? read_integer(value, choice) : read_sequence(value, choice);
 }
 
-// A tuple of tensors, with None for those that are absent.
-py::tuple tuple_of(c10::ArrayRef<Tensor> tensors) {
-  py::tuple tuple(tensors.size());
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    tuple[index] = tensors[index].defined()
-        ? py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[index]))
-        : py::none();
+// The argument that was read.
+py::object as_python(const Choice& choice) {
+  const auto& values = choice.values;
+  switch (choice.kind) {
+    case Choice::None:
+      return py::none();
+    case Choice::Bool:
+      return py::bool_(values[0] != 0);
+    case Choice::Int:
+      return py::int_(values[0]);
+    case Choice::Float:
+      return py::float_(choice.number());
+    case Choice::Sizes:
+      return py::tuple(py::cast(std::vector<int64_t>(values.begin(), values.end())));
+    default:
+      return py::tuple(py::cast(std::vector<bool>(values.begin(), values.end())));
   }
-  return tuple;
+}
+
+// Reads a plan, as planning.py describes it.
+std::shared_ptr<const Plan> read_plan(const py::dict& answer) {
+  using Words = std::vector<int64_t>;
+  using Results = std::vector<std::tuple<int64_t, int64_t, at::ScalarType, Words, Words>>;
+  const auto number = [&](const char* name) { return answer[name].cast<int64_t>(); };
+  auto plan = std::make_shared<Plan>();
+  plan->is_supported = true;
+  plan->driver = number("driver");
+  plan->team = number("team");
+  plan->launch = number("launch");
+  plan->stream_of = number("stream_of");
+  plan->block = answer["block"].cast<Words>();
+  plan->steps = answer["steps"].cast<Words>();
+  plan->table[0] = reinterpret_cast<int64_t>(plan->block.data());
+  plan->table[1] = reinterpret_cast<int64_t>(plan->steps.data());
+  plan->table[2] = number("step_count");
+  plan->workspace = number("workspace");
+  plan->alignment = number("alignment");
+  plan->workspace_slot = number("workspace_slot");
+  plan->slots = answer["slots"].cast<Words>();
+  for (auto& [slot, input, dtype, sizes, strides] : answer["results"].cast<Results>()) {
+    plan->results.push_back({slot, input, dtype, std::move(sizes), std::move(strides)});
+  }
+  return plan;
 }
 
 bool read_tensor(PyObject* value, Tensors& tensors) {
@@ -83,9 +123,22 @@ bool read_tensor(PyObject* value, Tensors& tensors) {
   return true;
 }
 
+// Whether a mode of functions on this thread does more than to say where tensors are made.
+bool has_function_modes() {
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  const int64_t count = at::impl::torch_function_mode_enabled() ? Modes::stack_len() : 0;
+  for (int64_t index = 0; index < count; ++index) {
+    const auto* mode = Modes::get_stack_at(index)->ptr(getPyInterpreter());
+    if (reinterpret_cast<PyObject*>(Py_TYPE(mode)) != device_mode.ptr()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Whether PyTorch or a mode of its has to see calls of this thread.
 bool has_observers() {
-  return is_observed() || at::impl::torch_function_mode_enabled();
+  return is_observed() || has_function_modes();
 }
 
 template <Norm::Kind kind>
@@ -150,11 +203,8 @@ PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t cou
       Py_RETURN_NOTIMPLEMENTED;
     }
   }
-  const bool records = at::GradMode::is_enabled();
-  bool is_done = tensors[0].defined();
-  for (const Tensor& tensor : tensors) {
-    is_done = is_done && is_plain(tensor) && !(records && tensor.defined() && tensor.requires_grad());
-  }
+  bool is_done = tensors[0].defined() && are_plain(tensors) &&
+      !torch::autograd::compute_requires_grad(at::TensorList(tensors));
   if (is_done) {
     Operator& function = functions()[number];
     const py::gil_scoped_release no_gil;
@@ -163,7 +213,7 @@ PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t cou
   if (!is_done) {
     Py_RETURN_NOTIMPLEMENTED;
   }
-  return tuple_of(results).release().ptr();
+  return torch::autograd::utils::wrap(at::TensorList(results));
   END_HANDLE_TH_ERRORS
 }
 
@@ -192,25 +242,18 @@ std::shared_ptr<const Plan> ask(
   }
   const py::gil_scoped_acquire gil;
   try {
+    py::tuple options(choices.size());
+    for (size_t index = 0; index < choices.size(); ++index) {
+      options[index] = as_python(choices[index]);
+    }
+    const auto values = py::reinterpret_steal<py::tuple>(torch::autograd::utils::wrap(tensors));
     py::object format = py::none();
     if (is_layer) {
       const auto suggested = tensors[0].suggest_memory_format();
-      format = py::str(
-          suggested == at::MemoryFormat::ChannelsLast         ? "channels_last"
-              : suggested == at::MemoryFormat::ChannelsLast3d ? "channels_last_3d"
-                                                              : "contiguous_format");
+      format = py::reinterpret_borrow<py::object>(torch::utils::getTHPMemoryFormat(suggested));
     }
-    const Signature signature({}, choices);
-    const auto words = signature.words();
-    const py::bytes numbers(
-        reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int64_t));
-    const py::object answer = planner(name, format, tuple_of(tensors), numbers);
-    if (answer.is_none()) {
-      return none;
-    }
-    const auto plan = answer.cast<std::string_view>();
-    return read_plan(
-        {reinterpret_cast<const int64_t*>(plan.data()), plan.size() / sizeof(int64_t)});
+    const py::object answer = planner(name, format, values, options);
+    return answer.is_none() ? none : read_plan(answer.cast<py::dict>());
   } catch (py::error_already_set& raised) {  // may be raised again in another thread
     raised.restore();
     python_error error;
@@ -238,6 +281,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("TEAM") = py::tuple(py::cast(team_functions()));
   module.def("set_threads", use_threads);
   module.def("has_observers", has_observers);
+  device_mode = py::module_::import("torch.utils._device").attr("DeviceContext");
   module.def("connect", [](py::object plan, py::object learn) {
     planner = std::move(plan);
     stack_learner = std::move(learn);

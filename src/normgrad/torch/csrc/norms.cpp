@@ -58,14 +58,9 @@ bool are_plain(c10::ArrayRef<Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), is_plain);
 }
 
-bool wants(const Tensor& tensor) {
-  return tensor.defined() && tensor.requires_grad();
-}
-
-bool have_tangents(c10::ArrayRef<Tensor> tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
-    return torch::autograd::isFwGradDefined(tensor);
-  });
+// Those of a norm's tensors that have gradients: input, weight and bias; running statistics do not.
+at::TensorList differentiable(const Tensors& tensors) {
+  return at::TensorList(tensors).slice(0, std::min<size_t>(tensors.size(), 3));
 }
 
 // PyTorch's function, of input, weight, bias and running statistics.
@@ -99,24 +94,19 @@ struct Context {
   const Norm& norm;
   Choices choices;
   std::optional<at::TensorOptions> bias;
-  std::vector<int64_t> bias_sizes;
 };
 
-// The tensors of a backward pass. The statistics are the batch's mean and 1/std, of RMS norm 1/std
-// alone, and in evaluation the running mean and variance.
-struct Saved {
-  Tensor grad_out, input, weight;
-  variable_list statistics;
-};
+// The functions below take the values that a node saves: input, weight and statistics. These are the
+// batch's mean and 1/std, of RMS norm 1/std alone, and in evaluation the running mean and variance.
 
 // Computes the gradients of a mask by normgrad's kernels; nothing where they cannot.
-std::optional<variable_list> by_kernels(const Context& context, const Choice& mask, const Saved& saved) {
-  const auto& [grad_out, input, weight, statistics] = saved;
-  const Tensor none, &invstd = statistics.back();
+std::optional<variable_list> by_kernels(
+    const Context& context, const Choice& mask, const Tensor& grad_out, const variable_list& saved) {
+  const Tensor none, &input = saved[0], &weight = saved[1], &invstd = saved.back();
   // A float64 mean is not exact enough for float64 data: the CPU's kernels find it anew.
   const bool is_precise = input.scalar_type() == at::kDouble && input.is_cpu();
   const bool in_training = context.norm.kind != Norm::Batch || context.choices[0].values[0] != 0;
-  const Tensor& mean = is_precise && in_training ? none : statistics.front();
+  const Tensor& mean = is_precise && in_training ? none : saved[2];
   Tensors tensors, results;
   Choices choices{context.choices[0]};
   if (context.norm.kind == Norm::Batch) {
@@ -138,15 +128,20 @@ std::optional<variable_list> by_kernels(const Context& context, const Choice& ma
 
 // Computes the gradients of a mask as the derivative of PyTorch's function, which can be
 // differentiated again.
-variable_list by_derivative(const Context& context, const Choice& mask, const Saved& saved, bool again) {
+variable_list by_derivative(
+    const Context& context, const Choice& mask, const Tensor& grad_out, const variable_list& saved,
+    bool again) {
   const at::AutoGradMode records(true);
-  Tensors values{saved.input, saved.weight, Tensor(), Tensor(), Tensor()};
+  const auto kind = context.norm.kind;
+  const auto& first = context.choices[0].values;
+  Tensors values{saved[0], saved[1], Tensor(), Tensor(), Tensor()};
   if (context.bias) {  // the gradients do not depend on its values
-    values[2] = at::zeros(context.bias_sizes, *context.bias).set_requires_grad(true);
+    const auto sizes = kind == Norm::Layer ? at::IntArrayRef(first) : saved[0].sizes().slice(1, 1);
+    values[2] = at::zeros(sizes, *context.bias).set_requires_grad(true);
   }
-  if (context.norm.kind == Norm::Batch && context.choices[0].values[0] == 0) {
-    values[3] = saved.statistics[0];
-    values[4] = saved.statistics[1];
+  if (kind == Norm::Batch && first[0] == 0) {
+    values[3] = saved[2];
+    values[4] = saved[3];
   }
   variable_list wanted, gradients(mask.values.size());
   for (size_t index = 0; index < gradients.size(); ++index) {
@@ -161,8 +156,8 @@ variable_list by_derivative(const Context& context, const Choice& mask, const Sa
       wanted.push_back(value);
     }
   }
-  const Tensor output = by_pytorch(context.norm.kind, values, context.choices);
-  auto found = torch::autograd::grad({output}, wanted, {saved.grad_out}, again, again, true);
+  const Tensor output = by_pytorch(kind, values, context.choices);
+  auto found = torch::autograd::grad({output}, wanted, {grad_out}, again, again, true);
   for (size_t index = gradients.size(); index-- > 0;) {
     if (mask.values[index] != 0) {
       gradients[index] = std::move(found.back());
@@ -172,21 +167,22 @@ variable_list by_derivative(const Context& context, const Choice& mask, const Sa
   return gradients;
 }
 
-variable_list gradients_of(const Context& context, const Choice& mask, Saved saved) {
-  auto& [grad_out, input, weight, statistics] = saved;
+variable_list gradients_of(
+    const Context& context, const Choice& mask, Tensor grad_out, const variable_list& saved) {
   if (!grad_out.defined()) {
     return variable_list(mask.values.size());
   }
   if (grad_out._is_zerotensor()) {  // it has no memory, which PyTorch's group norm reads
     grad_out = grad_out.clone();
   }
-  const bool again = at::GradMode::is_enabled() || have_tangents({grad_out, input, weight});
+  const bool again = at::GradMode::is_enabled() ||
+      torch::autograd::isFwGradDefinedTensorList(at::TensorList({grad_out, saved[0], saved[1]}));
   if (!again && !is_observed()) {
-    if (auto gradients = by_kernels(context, mask, saved)) {
+    if (auto gradients = by_kernels(context, mask, grad_out, saved)) {
       return *std::move(gradients);
     }
   }
-  return by_derivative(context, mask, saved, again);
+  return by_derivative(context, mask, grad_out, saved, again);
 }
 
 class NormNode : public torch::autograd::Node {
@@ -195,25 +191,18 @@ class NormNode : public torch::autograd::Node {
   NormNode(const Norm& norm, c10::ArrayRef<Tensor> tensors, variable_list statistics, Choices choices)
       : context_{norm, std::move(choices)}, statistics_(std::move(statistics)) {
     const Tensor &input = tensors[0], &weight = tensors[1];
-    if (norm.kind == Norm::Rms && !input.requires_grad()) {
-      // PyTorch's RMS norm saves neither of them here, so that both may change.
-      saved_.emplace_back(input.clone(), false);
-      saved_.emplace_back(weight.defined() ? weight.variable_data() : weight, false);
-      return;
-    }
-    if (norm.kind == Norm::Rms && input.is_cpu() && input.itemsize() == 2) {
-      saved_.emplace_back(input.clone(), false);  // PyTorch's saves a copy in float32
-    } else {
-      saved_.emplace_back(input, false);
-    }
-    saved_.emplace_back(weight, false);
+    // PyTorch's RMS norm saves neither of them if the input needs no gradient, so that both may
+    // change; and of 16 bits a copy in float32.
+    const bool may_change = norm.kind == Norm::Rms && !input.requires_grad();
+    const bool is_narrow = norm.kind == Norm::Rms && input.is_cpu() && input.itemsize() == 2;
+    saved_.emplace_back(may_change || is_narrow ? input.clone() : input, false);
+    saved_.emplace_back(may_change && weight.defined() ? weight.variable_data() : weight, false);
     // No gradient depends on these, but PyTorch's layers save them, so that they must not change.
     for (size_t index = norm.saved; index < tensors.size(); ++index) {
       saved_.emplace_back(tensors[index], false);
     }
     if (tensors.size() > 2 && tensors[2].defined()) {
       context_.bias = tensors[2].options();
-      context_.bias_sizes = tensors[2].sizes().vec();
     }
   }
 
@@ -236,7 +225,6 @@ class NormNode : public torch::autograd::Node {
     args.collect(statistics_);
     args.collect(signature.words());
     args.collect(context_.bias);
-    args.collect(c10::IntArrayRef(context_.bias_sizes));
   }
 
   // Has compiled autograd trace this norm's gradients: its compiler sees PyTorch's operators.
@@ -250,9 +238,7 @@ class NormNode : public torch::autograd::Node {
     const auto function = [context = context_, mask = mask()](
                               const variable_list& inputs, const std::vector<c10::IValue>& args) {
       const pybind11::gil_scoped_release no_gil;  // Python calls this; derivatives run the engine
-      auto values = PackedArgs(args).unpack<variable_list>();
-      return gradients_of(
-          context, mask, {inputs[0], values[0], values[1], {values.begin() + 2, values.end()}});
+      return gradients_of(context, mask, inputs[0], PackedArgs(args).unpack<variable_list>());
     };
     const auto& compiler = getPyCompilerInterface();
     const auto bound = compiler->bind_function(
@@ -269,10 +255,7 @@ class NormNode : public torch::autograd::Node {
  protected:
   variable_list apply(variable_list&& inputs) override {
     const std::lock_guard lock(mutex_);
-    auto values = unpack();
-    return gradients_of(
-        context_, mask(),
-        {std::move(inputs[0]), values[0], values[1], {values.begin() + 2, values.end()}});
+    return gradients_of(context_, mask(), std::move(inputs[0]), unpack());
   }
 
  private:
@@ -302,23 +285,14 @@ class NormNode : public torch::autograd::Node {
 
 // Attaches a node to a norm's output, if a gradient of it is asked for.
 void record(const Norm& norm, const Tensors& tensors, Choices choices, const Tensors& results) {
-  torch::autograd::edge_list edges;
-  for (size_t index = 0; index < std::min<size_t>(tensors.size(), 3); ++index) {
-    edges.push_back(
-        wants(tensors[index]) ? torch::autograd::impl::gradient_edge(tensors[index]) : torch::autograd::Edge());
-  }
-  variable_list statistics;
-  for (size_t index = 1; index < std::min<size_t>(results.size(), 3); ++index) {
-    if (results[index].defined()) {
-      statistics.push_back(results[index]);
-    }
-  }
-  if (statistics.empty()) {  // in evaluation; a later batch may update the running statistics
+  const auto end = results.begin() + std::min<ptrdiff_t>(results.size(), 3);
+  variable_list statistics(results.begin() + 1, end);
+  if (!statistics[0].defined()) {  // in evaluation; a later batch may update the running statistics
     const at::AutoDispatchBelowADInplaceOrView guard;
     statistics = {tensors[3].clone(), tensors[4].clone()};
   }
   auto node = c10::make_intrusive<NormNode>(norm, tensors, std::move(statistics), std::move(choices));
-  node->set_next_edges(std::move(edges));
+  node->set_next_edges(torch::autograd::collect_next_edges(differentiable(tensors)));
   torch::autograd::set_history(results[0], node);
 }
 
@@ -331,25 +305,19 @@ std::optional<Tensor> compute(const Norm& norm, Tensors tensors, Choices choices
       }
     }
   }
-  const bool records = at::GradMode::is_enabled();
-  bool needs_node = false;
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    if (!is_plain(tensors[index])) {
-      return std::nullopt;
-    }
-    if (records && wants(tensors[index])) {
-      if (index >= 3) {  // PyTorch says that there is no derivative by running statistics
-        return std::nullopt;
-      }
-      needs_node = true;
-    }
+  using torch::autograd::compute_requires_grad;
+  const auto leading = differentiable(tensors);
+  // PyTorch says that there is no derivative by running statistics.
+  if (!are_plain(tensors) ||
+      compute_requires_grad(at::TensorList(tensors).slice(leading.size()))) {
+    return std::nullopt;
   }
   RECORD_FUNCTION(norm.name, c10::ArrayRef<const c10::IValue>());
   Tensors results;
   if (!norm.forward.compute(tensors, choices, results)) {
     return std::nullopt;
   }
-  if (needs_node) {
+  if (compute_requires_grad(leading)) {
     record(norm, tensors, std::move(choices), results);
   }
   return std::move(results[0]);
