@@ -205,13 +205,17 @@ def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
 
 @helper
 def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read a per-channel input, rounded to the arithmetic's type, as float64."""
+    """Read a per-channel input as float64.
+
+    Statistics are used as given; other values are rounded to the arithmetic's type.
+    """
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
     if CODE == ABSENT:
         return tl.full(index.shape, DEFAULT, tl.float64)
     else:
         value = tl.load(vector_at(a, s, index, SLOT, CODE), mask=there, other=DEFAULT)
-        return real(value, C.wide).to(tl.float64)
+        AS_GIVEN: tl.constexpr = (CODE == 1) & ((SLOT == MEAN) | (SLOT == INVSTD))
+        return real(value, C.wide or AS_GIVEN).to(tl.float64)
 
 
 @helper

@@ -25,7 +25,6 @@ from .pairs import (
     real,
     sum_along,
     times,
-    two_sum,
 )
 from .tiles import Coefficients, Sums
 
@@ -96,10 +95,23 @@ def read_invstd(a, at, C: tl.constexpr):
 
 
 @helper
+def in_two(mean, C: tl.constexpr):
+    """A pair as a mean that is rounded to the arithmetic's type, and its rounding error.
+
+    An infinite or NaN mean has no rounding error.
+    """
+    value = real(mean.value, C.wide).to(tl.float64)
+    rest = mean.error + (mean.value - value)
+    return Pair(value, tl.where(is_finite(rest), rest, 0.0))
+
+
+@helper
 def mean_rest(a, at, C: tl.constexpr):
-    """The rounding error of a computed mean."""
+    """The rounding error of the mean that x is centred about."""
     if C.about == SAVED:
         return load_saved(a, at, SAVED_REST, 0.0)
+    elif C.rest:
+        return in_two(exact(read_mean(a, at, C)), C).error
     else:
         return tl.zeros_like(at.group.to(tl.float64))
 
@@ -142,49 +154,61 @@ def about_sums(a, at, C: tl.constexpr):
 
 
 @helper
-def moments(a, sums, C: tl.constexpr):
-    """The correction of the mean, and the variance, from moments."""
+def moments(a, at, sums, C: tl.constexpr):
+    """The correction of the mean, and the variance, from moments.
+
+    If only 1/std is wanted the variance is about the given mean, rather than about its rounded
+    value as the moments are.
+    """
     m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
     change = divided(sums.total, m, inverse, C.wide)
     variance = divided(sums.projection, m, inverse, C.wide)
     if C.centred and C.saves != SAVES_INVSTD:
         variance = added(variance, negative(times(change, change, C.wide)), C.wide)
+    elif C.rest:
+        rest = mean_rest(a, at, C)
+        excess = rest * (2.0 * change.value - rest)
+        excess = tl.where(is_finite(excess), excess, 0.0)
+        variance = added(variance, exact(-excess), C.wide)
     below = variance.value < 0.0
     return change, Pair(tl.where(below, 0.0, variance.value), tl.where(below, 0.0, variance.error))
 
 
 @helper
-def statistics(a, about, sums, C: tl.constexpr):
-    """The mean, 1/std and variance, from moments about a point."""
-    change, variance = moments(a, sums, C)
-    mean = about
+def mean_from(about, change, EXACT: tl.constexpr, C: tl.constexpr):
+    """The mean in two parts, from a point and its correction."""
+    mean = added(exact(about), change, EXACT)
+    return in_two(Pair(tl.where(is_finite(about), mean.value, about), mean.error), C)
+
+
+@helper
+def statistics(a, at, about, sums, C: tl.constexpr):
+    """The mean in two parts, 1/std and variance, from moments about a point."""
+    change, variance = moments(a, at, sums, C)
+    mean = exact(about)
     if C.centred:
-        mean = tl.where(is_finite(about), about + as_number(change, C.wide), about)
+        mean = mean_from(about, change, C.wide, C)
     r = as_number(inverse_root(variance, number(a.numbers.eps), C.wide), C.wide)
     variance = as_number(variance, C.wide)
     # Without elements there are no statistics.
     there = number(a.numbers.divisor) > 0.0
-    return tl.where(there, mean, 0.0), tl.where(there, r, 0.0), tl.where(there, variance, 0.0)
+    return masked(mean, there), tl.where(there, r, 0.0), tl.where(there, variance, 0.0)
 
 
 @helper
 def save_statistics(a, at, about, sums, C: tl.constexpr):
     """Store statistics for gradients in the workspace, from moments about a point.
 
-    A mean is rounded to the arithmetic's type and stored with its rounding error. 1/std is not
-    rounded; in float64 arithmetic it is stored with its error.
+    A mean is stored in two parts. 1/std is not rounded; in float64 arithmetic it is stored with its
+    error.
     """
-    change, variance = moments(a, sums, C)
+    change, variance = moments(a, at, sums, C)
     if C.saves != SAVES_INVSTD:
-        new = two_sum(about, change.value)
-        mean = real(new.value, C.wide).to(tl.float64)
-        rest = new.error + (new.value - mean) + change.error
+        mean = mean_from(about, change, True, C)
         # This may overwrite the mean that other threads read as the point for moments.
         tl.debug_barrier()
-        # An infinite or NaN mean has no rounding error.
-        mean = tl.where(is_finite(about), mean, about)
-        save(a, at, mean, SAVED_MEAN)
-        save(a, at, tl.where(is_finite(rest), rest, 0.0), SAVED_REST)
+        save(a, at, mean.value, SAVED_MEAN)
+        save(a, at, mean.error, SAVED_REST)
     if C.saves != SAVES_MEAN:
         r = inverse_root(variance, number(a.numbers.eps), C.wide)
         save(a, at, r.value, SAVED_INVSTD)
@@ -320,7 +344,7 @@ def weigh(a, at, sums, C: tl.constexpr):
 @helper
 def correct_sums(a, at, sums, C: tl.constexpr):
     """Correct Σdy·(x − μ), which was summed about a rounded mean, for the mean's rounding error."""
-    if C.about == SAVED:
+    if C.rest:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
         term = masked(term, is_finite(term.value))
         return Sums(sums.total, added(sums.projection, negative(term), C.wide))
@@ -345,12 +369,17 @@ def total_count(a, C: tl.constexpr):
 
 @helper
 def coefficients_of_y(a, at, mean, r, C: tl.constexpr):
-    """The coefficients of y."""
-    w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
-    bias = real(access.read_parameter(a, at, access.BIAS, 0.0, C), C.wide)
-    # 1/std is rounded to the arithmetic's type first.
-    scale = real(w * real(r, C.wide).to(tl.float64), C.wide)
-    return Coefficients(real(mean, C.wide), bias, scale, scale, scale)
+    """The coefficients of y, from a mean in two parts.
+
+    Loops use the rounded mean, so its rounding error times the scale is subtracted from the shift.
+    """
+    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * r
+    shift = access.read_parameter(a, at, access.BIAS, 0.0, C)
+    if C.rest:
+        change = scale * mean.error
+        shift = tl.where(is_finite(change), tl.fma(-scale, mean.error, shift), shift)
+    scale = real(scale, C.wide)
+    return Coefficients(real(mean.value, C.wide), real(shift, C.wide), scale, scale, scale)
 
 
 @helper
@@ -420,12 +449,13 @@ def finish(a, at, centre, sums, part, C: tl.constexpr):
     """Compute the coefficients from all sums; for the first part, write the per-channel outputs."""
     m = number(a.numbers.divisor)
     if C.forward:
-        mean, r, variance = statistics(a, centre, sums, C)
+        mean, r, variance = statistics(a, at, centre, sums, C)
         if C.outputs:
             first = firsts(a, at) & (at.group * 0 + part == 0)
-            access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
+            whole = mean.value + mean.error
+            access.write(a, at.set, at.group, first, whole, access.OUT_MEAN, C)
             access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
-            update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
+            update_running(a, at, whole, variance * number(a.numbers.unbiased), m, C)
         return coefficients_of_y(a, at, mean, r, C)
     else:
         sums = correct_sums(a, at, sums, C)
@@ -443,7 +473,8 @@ def finish(a, at, centre, sums, part, C: tl.constexpr):
 def from_arguments(a, at, C: tl.constexpr):
     """Compute the coefficients from given statistics and sums."""
     if C.forward:
-        return coefficients_of_y(a, at, read_mean(a, at, C), read_invstd(a, at, C).value, C)
+        mean = in_two(exact(read_mean(a, at, C)), C)
+        return coefficients_of_y(a, at, mean, read_invstd(a, at, C).value, C)
     elif C.constant:
         return coefficients_in_evaluation(a, at, C)
     else:

@@ -50,6 +50,8 @@ class Config(NamedTuple):
         rows: the number of parts whose sums are added up at once.
         about: the source of the point that x is centred about, one of PILOT, ARGUMENT, SAVED.
         invstd: the source of 1/std, one of ARGUMENT, SAVED, VARIANCE.
+        rest: whether the mean may have a rounding error in the arithmetic's type: a mean that is
+            computed, or a float64 one that is given beside float32 arithmetic.
         saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
         coefficients: whether ``write`` reads coefficients from the workspace, where
             ``combine_parts`` stored them, rather than computing them from given statistics.
@@ -91,6 +93,7 @@ class Config(NamedTuple):
     rows: int = 1
     about: int = 0
     invstd: int = 1
+    rest: bool = False
     saves: int = 0
     coefficients: bool = False
     from_sums: bool = False

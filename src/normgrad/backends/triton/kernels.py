@@ -170,7 +170,8 @@ def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.c
         centre = channels.about(a, at, C)
         terms = tiles.terms_of_tile(dy, x, centre, there, C)
         if C.columns:
-            columns = tiles.add_columns(columns, terms, channels.read_invstd(a, at, C), C)
+            r, rest = channels.read_invstd(a, at, C), channels.mean_rest(a, at, C)
+            columns = tiles.add_columns(columns, terms, r, rest, C)
         totals = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
         if C.keeps_sums:
             channels.put_sums(a, part, at, centre, totals, C)

@@ -255,6 +255,8 @@ class Builder:
         """Add a launch; ``config`` are constants that do not follow from the problem and tile."""
         problem = self.problem
         codes = {slot(role): vector.dtype.code for role, vector in problem.vectors.items()}
+        mean = problem.vectors.get(Role.MEAN)
+        given_in_two = not self.wide and mean is not None and mean.dtype is dtypes.float64
         compiled = Config(
             forward=problem.forward,
             constant=problem.constant,
@@ -276,6 +278,7 @@ class Builder:
             long_offsets=layout.long_offsets,
             about=self.about,
             invstd=self.invstd,
+            rest=self.about != ARGUMENT or given_in_two,
             # Kernels that combine sums have few of them, which are float64.
             singles=not (kernel.startswith("combine") or self.wide or self.device.fast_float64),
             centred=problem.centred,

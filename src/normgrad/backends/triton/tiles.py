@@ -18,6 +18,7 @@ from .pairs import (
     exact,
     helper,
     masked,
+    negative,
     real,
     rounded,
     sum_along,
@@ -225,10 +226,10 @@ def result_of_tile(dy, x, c, weight, bias, C: tl.constexpr):
     or scale and shift y.
     """
     if C.forward:
+        y = tl.fma(c.scale[None, :], x - c.mean[None, :], c.shift[None, :])
         if C.sharing > 0:
-            return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
-        else:
-            return tl.fma(c.scale[None, :], x - c.mean[None, :], c.shift[None, :])
+            y = tl.fma(weight, y, bias)
+        return y
     elif C.constant:
         return dy * c.scale[None, :]
     else:
@@ -280,14 +281,23 @@ def of_parameters(p, C: tl.constexpr):
 
 
 @helper
-def add_columns(columns, terms, r, C: tl.constexpr):
-    """Add the contribution of each line of a tile to the gradients of parameters."""
+def add_columns(columns, terms, r, rest, C: tl.constexpr):
+    """Add the contribution of each line of a tile to the gradients of parameters.
+
+    Terms of x minus a rounded mean are corrected for the mean's rounding error, the rest.
+    """
     if C.chain > 0:
         total = columns.total.value + terms.total.value
+        projection = terms.projection.value
+        if C.rest:
+            projection = tl.fma(terms.total.value, -rest.to(tl.float32)[None, :], projection)
         single = tl.broadcast_to(r.value.to(tl.float32)[None, :], [C.positions, C.channels])
-        weights = tl.fma(terms.projection.value, single, columns.projection.value)
+        weights = tl.fma(projection, single, columns.projection.value)
         return Sums(exact(total), exact(weights))
     else:
         total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
+        if C.rest:
+            term = times(exact(rest[None, :]), total, C.wide)
+            projection = added(projection, negative(term), C.wide)
         projection = times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide)
         return both(columns, Sums(total, projection), C.wide)
