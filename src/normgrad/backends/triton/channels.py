@@ -175,9 +175,9 @@ def moments(a, at, sums, C: tl.constexpr):
 
 
 @helper
-def mean_from(about, change, C: tl.constexpr):
+def mean_from(about, change, EXACT: tl.constexpr, C: tl.constexpr):
     """The mean in two parts, from a point and its correction."""
-    mean = added(exact(about), change, True)
+    mean = added(exact(about), change, EXACT)
     return in_two(Pair(tl.where(is_finite(about), mean.value, about), mean.error), C)
 
 
@@ -187,7 +187,7 @@ def statistics(a, at, about, sums, C: tl.constexpr):
     change, variance = moments(a, at, sums, C)
     mean = exact(about)
     if C.centred:
-        mean = mean_from(about, change, C)
+        mean = mean_from(about, change, C.wide, C)
     r = as_number(inverse_root(variance, number(a.numbers.eps), C.wide), C.wide)
     variance = as_number(variance, C.wide)
     # Without elements there are no statistics.
@@ -204,7 +204,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
     """
     change, variance = moments(a, at, sums, C)
     if C.saves != SAVES_INVSTD:
-        mean = mean_from(about, change, C)
+        mean = mean_from(about, change, True, C)
         # This may overwrite the mean that other threads read as the point for moments.
         tl.debug_barrier()
         save(a, at, mean.value, SAVED_MEAN)
@@ -452,7 +452,7 @@ def finish(a, at, centre, sums, part, C: tl.constexpr):
         mean, r, variance = statistics(a, at, centre, sums, C)
         if C.outputs:
             first = firsts(a, at) & (at.group * 0 + part == 0)
-            whole = as_number(mean, True)
+            whole = mean.value + mean.error
             access.write(a, at.set, at.group, first, whole, access.OUT_MEAN, C)
             access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
             update_running(a, at, whole, variance * number(a.numbers.unbiased), m, C)
