@@ -19,7 +19,6 @@ from normgrad import dtypes
 
 pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted"),
-    pytest.mark.every_case,
 ]
 
 EPS = 1e-5

@@ -10,21 +10,15 @@ import triton.language as tl
 from . import access, config
 from .pairs import (
     Pair,
-    added,
-    as_number,
     constant,
-    divided,
     exact,
     helper,
-    inverse_root,
     is_finite,
     is_normal,
     masked,
-    negative,
     number,
     real,
     sum_along,
-    times,
 )
 from .tiles import Coefficients, Sums
 
@@ -38,7 +32,7 @@ SAVES_MEAN, SAVES_INVSTD = constant(config.MEAN), constant(config.INVSTD)
 
 
 #: The order of the statistics in the workspace.
-SAVED_MEAN, SAVED_REST, SAVED_INVSTD, SAVED_ERROR = (constant(index) for index in range(4))
+SAVED_MEAN, SAVED_REST, SAVED_INVSTD = (constant(index) for index in range(3))
 
 
 # Statistics
@@ -81,27 +75,24 @@ def read_mean(a, at, C: tl.constexpr):
 def read_invstd(a, at, C: tl.constexpr):
     """Read 1/std: the argument, or one from it if it is a variance, or the one in the workspace."""
     if C.invstd == SAVED:
-        value = load_saved(a, at, SAVED_INVSTD, 1.0)
-        if C.wide:
-            return Pair(value, load_saved(a, at, SAVED_ERROR, 0.0))
-        else:
-            return exact(value)
+        return load_saved(a, at, SAVED_INVSTD, 1.0)
     else:
         value = access.read(a, at.set, at.group, at.there, access.INVSTD, 1.0, C)
         if C.invstd == VARIANCE:
-            return inverse_root(exact(value), number(a.numbers.eps), C.wide)
+            return tl.rsqrt(value + number(a.numbers.eps))
         else:
-            return exact(value)
+            return value
 
 
 @helper
-def in_two(mean, C: tl.constexpr):
-    """A pair as a mean that is rounded to the arithmetic's type, and its rounding error.
+def in_two(about, change, C: tl.constexpr):
+    """about + change, rounded to the arithmetic's type, and what that is off by.
 
-    An infinite or NaN mean has no rounding error.
+    The error has the precision of the change; an infinite or NaN mean has none.
     """
-    value = real(mean.value, C.wide).to(tl.float64)
-    rest = mean.error + (mean.value - value)
+    mean = tl.where(is_finite(about), about + change, about)
+    value = real(mean, C.wide).to(tl.float64)
+    rest = change - (value - about)
     return Pair(value, tl.where(is_finite(rest), rest, 0.0))
 
 
@@ -111,7 +102,8 @@ def mean_rest(a, at, C: tl.constexpr):
     if C.about == SAVED:
         return load_saved(a, at, SAVED_REST, 0.0)
     elif C.rest:
-        return in_two(exact(read_mean(a, at, C)), C).error
+        mean = read_mean(a, at, C)
+        return in_two(mean, tl.zeros_like(mean), C).error
     else:
         return tl.zeros_like(at.group.to(tl.float64))
 
@@ -160,25 +152,15 @@ def moments(a, at, sums, C: tl.constexpr):
     If only 1/std is wanted the variance is about the given mean, rather than about its rounded
     value as the moments are.
     """
-    m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
-    change = divided(sums.total, m, inverse, C.wide)
-    variance = divided(sums.projection, m, inverse, C.wide)
+    inverse = number(a.numbers.inverse)
+    change, variance = sums.total * inverse, sums.projection * inverse
     if C.centred and C.saves != SAVES_INVSTD:
-        variance = added(variance, negative(times(change, change, C.wide)), C.wide)
+        variance = variance - change * change
     elif C.rest:
         rest = mean_rest(a, at, C)
-        excess = rest * (2.0 * change.value - rest)
-        excess = tl.where(is_finite(excess), excess, 0.0)
-        variance = added(variance, exact(-excess), C.wide)
-    below = variance.value < 0.0
-    return change, Pair(tl.where(below, 0.0, variance.value), tl.where(below, 0.0, variance.error))
-
-
-@helper
-def mean_from(about, change, EXACT: tl.constexpr, C: tl.constexpr):
-    """The mean in two parts, from a point and its correction."""
-    mean = added(exact(about), change, EXACT)
-    return in_two(Pair(tl.where(is_finite(about), mean.value, about), mean.error), C)
+        excess = rest * (2.0 * change - rest)
+        variance = variance - tl.where(is_finite(excess), excess, 0.0)
+    return change, tl.where(variance < 0.0, 0.0, variance)
 
 
 @helper
@@ -187,9 +169,8 @@ def statistics(a, at, about, sums, C: tl.constexpr):
     change, variance = moments(a, at, sums, C)
     mean = exact(about)
     if C.centred:
-        mean = mean_from(about, change, C.wide, C)
-    r = as_number(inverse_root(variance, number(a.numbers.eps), C.wide), C.wide)
-    variance = as_number(variance, C.wide)
+        mean = in_two(about, change, C)
+    r = tl.rsqrt(variance + number(a.numbers.eps))
     # Without elements there are no statistics.
     there = number(a.numbers.divisor) > 0.0
     return masked(mean, there), tl.where(there, r, 0.0), tl.where(there, variance, 0.0)
@@ -199,21 +180,17 @@ def statistics(a, at, about, sums, C: tl.constexpr):
 def save_statistics(a, at, about, sums, C: tl.constexpr):
     """Store statistics for gradients in the workspace, from moments about a point.
 
-    A mean is stored in two parts. 1/std is not rounded; in float64 arithmetic it is stored with its
-    error.
+    A mean is stored in two parts, and 1/std is not rounded.
     """
     change, variance = moments(a, at, sums, C)
     if C.saves != SAVES_INVSTD:
-        mean = mean_from(about, change, True, C)
+        mean = in_two(about, change, C)
         # This may overwrite the mean that other threads read as the point for moments.
         tl.debug_barrier()
         save(a, at, mean.value, SAVED_MEAN)
         save(a, at, mean.error, SAVED_REST)
     if C.saves != SAVES_MEAN:
-        r = inverse_root(variance, number(a.numbers.eps), C.wide)
-        save(a, at, r.value, SAVED_INVSTD)
-        if C.wide:
-            save(a, at, r.error, SAVED_ERROR)
+        save(a, at, tl.rsqrt(variance + number(a.numbers.eps)), SAVED_INVSTD)
 
 
 @helper
@@ -241,7 +218,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 
 @helper
 def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """Pointers to one of the channels' sums in the workspace, or to one of the sums' errors."""
+    """Pointers to one of the channels' sums in the workspace."""
     CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
     row = WHICH * a.sizes.summed.to(tl.int64) + part
     width = a.sizes.channels
@@ -254,21 +231,14 @@ def put_sums(a, part, at, centre, sums, C: tl.constexpr):
     if C.about == PILOT:
         if part == 0:
             tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=firsts(a, at))
-    tl.store(sums_at(a, part, at, 0, C), sums.total.value, mask=at.there)
-    tl.store(sums_at(a, part, at, 1, C), sums.projection.value, mask=at.there)
-    if C.wide:
-        tl.store(sums_at(a, part, at, 2, C), sums.total.error, mask=at.there)
-        tl.store(sums_at(a, part, at, 3, C), sums.projection.error, mask=at.there)
+    tl.store(sums_at(a, part, at, 0, C), sums.total, mask=at.there)
+    tl.store(sums_at(a, part, at, 1, C), sums.projection, mask=at.there)
 
 
 @helper
 def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Read one of the channels' two sums from the workspace."""
-    value = tl.load(sums_at(a, part, at, WHICH, C), mask=at.there, other=0.0).to(tl.float64)
-    error = tl.zeros_like(value)
-    if C.wide and not C.short_sums:
-        error = tl.load(sums_at(a, part, at, WHICH + 2, C), mask=at.there, other=0.0)
-    return Pair(value, error)
+    return tl.load(sums_at(a, part, at, WHICH, C), mask=at.there, other=0.0).to(tl.float64)
 
 
 @helper
@@ -291,7 +261,7 @@ def load_columns(a, place, count, there, C: tl.constexpr):
     base = all_columns(a, C)
     total = tl.load(base + place, mask=there, other=0.0).to(tl.float64)
     projection = tl.load(base + (count + place), mask=there, other=0.0).to(tl.float64)
-    return Sums(exact(total), exact(projection))
+    return Sums(total, projection)
 
 
 @helper
@@ -318,7 +288,7 @@ def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
         tl.debug_barrier()  # since other threads may have stored what this one reads
     for WHICH in tl.static_range(2):
         value, error = columns[WHICH].value.to(tl.float64), columns[WHICH].error.to(tl.float64)
-        value = as_number(sum_along(Pair(value, error), 1, C.wide), C.wide)
+        value = sum_along(Pair(value, error), 1, C.wide)
         place, there = columns_at(a, slot, s, start, WHICH, C)
         if C.chain > 0:
             if folds > 0:
@@ -334,9 +304,8 @@ def weigh(a, at, sums, C: tl.constexpr):
         # With an infinite weight and several terms, the terms include infinities of both signs, so
         # that their sum is NaN.
         w += tl.where(number(a.numbers.divisor) > a.sizes.per_group.to(tl.float64), w - w, 0.0)
-        total = tl.where(at.there, w * as_number(sums.total, C.wide), 0.0)
-        projection = tl.where(at.there, w * as_number(sums.projection, C.wide), 0.0)
-        return Sums(exact(total), exact(projection))
+        total = tl.where(at.there, w * sums.total, 0.0)
+        return Sums(total, tl.where(at.there, w * sums.projection, 0.0))
     else:
         return sums
 
@@ -345,9 +314,8 @@ def weigh(a, at, sums, C: tl.constexpr):
 def correct_sums(a, at, sums, C: tl.constexpr):
     """Correct Σdy·(x − μ), which was summed about a rounded mean, for the mean's rounding error."""
     if C.rest:
-        term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
-        term = masked(term, is_finite(term.value))
-        return Sums(sums.total, added(sums.projection, negative(term), C.wide))
+        term = mean_rest(a, at, C) * sums.total
+        return Sums(sums.total, sums.projection - tl.where(is_finite(term), term, 0.0))
     else:
         return sums
 
@@ -385,7 +353,7 @@ def coefficients_of_y(a, at, mean, r, C: tl.constexpr):
 @helper
 def coefficients_in_evaluation(a, at, C: tl.constexpr):
     """The coefficients of dx in evaluation."""
-    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * read_invstd(a, at, C).value
+    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * read_invstd(a, at, C)
     scale = real(scale, C.wide)
     return Coefficients(scale, scale, scale, scale, scale)
 
@@ -401,31 +369,30 @@ def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
     W: tl.constexpr = C.wide
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
     r = read_invstd(a, at, C)
-    t = divided(sums.total, m, inverse, W)
+    t = sums.total * inverse
     if not C.centred:
-        t = exact(tl.zeros_like(t.value))
-    p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
-    wr = times(exact(w), r, W)
+        t = tl.zeros_like(t)
+    p = sums.projection * inverse * (r * r)
+    wr = w * r
     if C.grouped:
         # The group's sums already include the weights; see `weigh`. With several terms and an
         # infinite r, p is NaN as in the formula.
-        p = Pair(p.value + tl.where(m > 1.0, r.value - r.value, 0.0), p.error)
-        o = exact(r.value)
+        p += tl.where(m > 1.0, r - r, 0.0)
+        o = r
         g = w
     else:
         o = wr
         g = tl.full(w.shape, 1.0, tl.float64)
-    ot = as_number(times(o, t, W), W)
-    op = as_number(times(o, p, W), W)
-    multiplied = is_normal(wr.value, W) & is_normal(ot, W) & is_normal(op, W)
+    ot, op = o * t, o * p
+    multiplied = is_normal(wr, W) & is_normal(ot, W) & is_normal(op, W)
     # A product may underflow to 0 although its factors are not 0.
-    multiplied = multiplied & ((ot != 0.0) | (o.value == 0.0) | (t.value == 0.0))
-    multiplied = multiplied & ((op != 0.0) | (o.value == 0.0) | (p.value == 0.0))
-    multiplied = multiplied & ((wr.value != 0.0) | (w == 0.0) | (r.value == 0.0))
-    gain = tl.where(multiplied, as_number(wr, W), g)
-    shift = tl.where(multiplied, ot, as_number(t, W))
-    slope = tl.where(multiplied, op, as_number(p, W))
-    scale = tl.where(multiplied, 1.0, o.value)
+    multiplied = multiplied & ((ot != 0.0) | (o == 0.0) | (t == 0.0))
+    multiplied = multiplied & ((op != 0.0) | (o == 0.0) | (p == 0.0))
+    multiplied = multiplied & ((wr != 0.0) | (w == 0.0) | (r == 0.0))
+    gain = tl.where(multiplied, wr, g)
+    shift = tl.where(multiplied, ot, t)
+    slope = tl.where(multiplied, op, p)
+    scale = tl.where(multiplied, 1.0, o)
     rest = mean_rest(a, at, C)
     is_inexact = (rest != 0.0) & is_finite(slope)
     shift = tl.where(is_inexact, tl.fma(-slope, rest, shift), shift)
@@ -437,11 +404,10 @@ def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
 @helper
 def write_gradients(a, at, sums, scaled, C: tl.constexpr):
     """Write the gradients of parameters and the sums that are wanted."""
-    total = as_number(sums.total, C.wide)
-    access.write_parameter(a, at, total, access.OUT_SUM_DY, C)
-    access.write_parameter(a, at, as_number(sums.projection, C.wide), access.OUT_SUM_DY_XMU, C)
-    access.write_parameter(a, at, as_number(scaled, C.wide), access.GRAD_WEIGHT, C)
-    access.write_parameter(a, at, total, access.GRAD_BIAS, C)
+    access.write_parameter(a, at, sums.total, access.OUT_SUM_DY, C)
+    access.write_parameter(a, at, sums.projection, access.OUT_SUM_DY_XMU, C)
+    access.write_parameter(a, at, scaled, access.GRAD_WEIGHT, C)
+    access.write_parameter(a, at, sums.total, access.GRAD_BIAS, C)
 
 
 @helper
@@ -460,12 +426,10 @@ def finish(a, at, centre, sums, part, C: tl.constexpr):
     else:
         sums = correct_sums(a, at, sums, C)
         if C.outputs:
-            projection = as_number(sums.projection, C.wide)
-            r = read_invstd(a, at, C)
             # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
-            scaled = tl.where(there, r.value * projection, 0.0)
-            write_gradients(a, at, sums, Pair(scaled, r.error * projection), C)
+            scaled = tl.where(there, read_invstd(a, at, C) * sums.projection, 0.0)
+            write_gradients(a, at, sums, scaled, C)
         return coefficients_of_dx(a, at, sums, m, number(a.numbers.inverse), C)
 
 
@@ -473,15 +437,16 @@ def finish(a, at, centre, sums, part, C: tl.constexpr):
 def from_arguments(a, at, C: tl.constexpr):
     """Compute the coefficients from given statistics and sums."""
     if C.forward:
-        mean = in_two(exact(read_mean(a, at, C)), C)
-        return coefficients_of_y(a, at, mean, read_invstd(a, at, C).value, C)
+        mean = read_mean(a, at, C)
+        mean = in_two(mean, tl.zeros_like(mean), C)
+        return coefficients_of_y(a, at, mean, read_invstd(a, at, C), C)
     elif C.constant:
         return coefficients_in_evaluation(a, at, C)
     else:
         total = access.read_parameter(a, at, access.SUM_DY, 0.0, C)
         projection = access.read_parameter(a, at, access.SUM_DY_XMU, 0.0, C)
         m = total_count(a, C)
-        return coefficients_of_dx(a, at, Sums(exact(total), exact(projection)), m, 1.0 / m, C)
+        return coefficients_of_dx(a, at, Sums(total, projection), m, 1.0 / m, C)
 
 
 @helper

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from . import access, channels, tiles
-from .pairs import Pair, added, as_number, exact, helper, masked, number, sum_along
+from .pairs import added, exact, helper, number, settled
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -132,8 +132,8 @@ def read_twice(a, s, group, end, C: tl.constexpr):
     per_group = a.sizes.per_group.to(tl.int32)
     at, first = access.channels_in_group(s, group, 0, a, C)
     centre = channels.about(a, at, C)
-    none = tl.full([1], 0.0, tl.float64)
-    total = tiles.Sums(exact(none), exact(none))
+    none = exact(tl.full([1], 0.0, tl.float64))
+    total = tiles.Sums(none, none)
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
         totals = tiles.none(C)
@@ -146,10 +146,10 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         if C.sharing == 0:
             totals = channels.weigh(a, at, totals, C)
         of_tile = tiles.Sums(
-            tiles.over_channels(totals.total, C.wide),
-            tiles.over_channels(totals.projection, C.wide),
+            tiles.over_channels(totals.total), tiles.over_channels(totals.projection)
         )
-        total = tiles.both(total, of_tile, C.wide)
+        total = tiles.both(total, tiles.as_pairs(of_tile), C.wide)
+    total = tiles.settle(total)
     total = tiles.Sums(tiles.for_channels(total.total, C), tiles.for_channels(total.projection, C))
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
@@ -247,31 +247,29 @@ def members_of(s, first_group, j, a, C: tl.constexpr):
 @helper
 def sums_of_parts(a, at, C: tl.constexpr):
     """Add up the channels' two sums over all parts, in the order of the parts."""
-    zero = at.channel.to(tl.float64) * 0.0
-    totals = tiles.Sums(exact(zero), exact(zero))
+    zero = exact(at.channel.to(tl.float64) * 0.0)
+    totals = tiles.Sums(zero, zero)
     parts = a.sizes.summed.to(tl.int32)
     for row in range(0, parts, C.rows):
         part = (row + tl.arange(0, C.rows))[:, None]
         there = (part < parts) & at.there[None, :]
         rows = access.Channels(at.set, at.channel[None, :], at.group[None, :], there)
-        totals = tiles.both(totals, tiles.along(channels.load_sums(a, part, rows, C), 0, C), C.wide)
-    return totals
+        of_rows = tiles.as_pairs(channels.load_sums(a, part, rows, C))
+        totals = tiles.both(totals, tiles.as_pairs(tiles.along(of_rows, 0, C)), C.wide)
+    return tiles.settle(totals)
 
 
 @helper
-def over_members(p, C: tl.constexpr):
+def over_members(value, C: tl.constexpr):
     """Sum a number over the channels of each group."""
-    value = tl.reshape(p.value, [C.groups, C.fan])
-    error = tl.reshape(p.error, [C.groups, C.fan])
-    return sum_along(Pair(value, error), 1, C.wide)
+    return tl.sum(tl.reshape(value, [C.groups, C.fan]), 1)
 
 
 @helper
-def to_members(p, C: tl.constexpr):
+def to_members(value, C: tl.constexpr):
     """Give each channel its group's value."""
-    value = tl.broadcast_to(p.value[:, None], [C.groups, C.fan])
-    error = tl.broadcast_to(p.error[:, None], [C.groups, C.fan])
-    return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
+    value = tl.broadcast_to(value[:, None], [C.groups, C.fan])
+    return tl.reshape(value, [C.groups * C.fan])
 
 
 @triton.jit
@@ -284,13 +282,14 @@ def combine_parts(a, C: tl.constexpr):
     s = tl.program_id(0) // blocks
     first_group = tl.program_id(0) % blocks * C.groups
     per_group = a.sizes.per_group.to(tl.int32)
-    zero = tl.full([C.groups], 0.0, tl.float64)
-    of_groups = tiles.Sums(exact(zero), exact(zero))
+    zero = exact(tl.full([C.groups], 0.0, tl.float64))
+    of_groups = tiles.Sums(zero, zero)
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
         partial = channels.weigh(a, at, sums_of_parts(a, at, C), C)
         partial = tiles.Sums(over_members(partial.total, C), over_members(partial.projection, C))
-        of_groups = tiles.both(of_groups, partial, C.wide)
+        of_groups = tiles.both(of_groups, tiles.as_pairs(partial), C.wide)
+    of_groups = tiles.settle(of_groups)
     totals = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
     if C.saves:
         at = members_of(s, first_group, 0, a, C)
@@ -312,21 +311,20 @@ def combine_sets(a, C: tl.constexpr):
     at = access.Channels(channel * 0, channel, group, channel < a.sizes.channels.to(tl.int32))
     sets = a.sizes.sets.to(tl.int32)
     rows = a.sizes.summed.to(tl.int32) * sets
-    zero = channel.to(tl.float64) * 0.0
-    totals = tiles.Sums(exact(zero), exact(zero))
-    scaled = exact(zero)
+    zero = exact(channel.to(tl.float64) * 0.0)
+    totals = tiles.Sums(zero, zero)
+    scaled = zero
     for row in range(0, rows, C.rows):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & at.there[None, :]
         here = access.Channels(k % sets, channel[None, :], group[None, :], there)
         partial = channels.load_sums(a, k // sets, here, C)
         partial = channels.correct_sums(a, here, partial, C)
-        projection = as_number(partial.projection, C.wide)
-        r = channels.read_invstd(a, here, C)
-        term = masked(Pair(r.value * projection, r.error * projection), there)
-        scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
-        totals = tiles.both(totals, tiles.along(partial, 0, C), C.wide)
-    channels.write_gradients(a, at, totals, scaled, C)
+        term = tl.where(there, channels.read_invstd(a, here, C) * partial.projection, 0.0)
+        scaled = added(scaled, exact(tl.sum(term, 0)), C.wide)
+        of_rows = tiles.along(tiles.as_pairs(partial), 0, C)
+        totals = tiles.both(totals, tiles.as_pairs(of_rows), C.wide)
+    channels.write_gradients(a, at, tiles.settle(totals), settled(scaled), C)
 
 
 @helper
@@ -343,17 +341,19 @@ def over_lines(a, block, C: tl.constexpr):
     if not C.shared:
         width *= a.sizes.sets.to(tl.int32)
     exists = parameter < width
-    zero = parameter.to(tl.float64) * 0.0
-    totals = tiles.Sums(exact(zero), exact(zero))
+    zero = exact(parameter.to(tl.float64) * 0.0)
+    totals = tiles.Sums(zero, zero)
     for row in range(0, rows, C.rows):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & exists[None, :]
         place = k.to(tl.int64) * width + parameter[None, :]
         partial = channels.load_columns(a, place, rows.to(tl.int64) * width, there, C)
-        totals = tiles.both(totals, tiles.along(partial, 0, C), C.wide)
+        of_rows = tiles.along(tiles.as_pairs(partial), 0, C)
+        totals = tiles.both(totals, tiles.as_pairs(of_rows), C.wide)
+    totals = tiles.settle(totals)
     index = parameter - s * of_set
-    access.write(a, s, index, exists, as_number(totals.projection, C.wide), access.GRAD_WEIGHT, C)
-    access.write(a, s, index, exists, as_number(totals.total, C.wide), access.GRAD_BIAS, C)
+    access.write(a, s, index, exists, totals.projection, access.GRAD_WEIGHT, C)
+    access.write(a, s, index, exists, totals.total, access.GRAD_BIAS, C)
 
 
 @triton.jit
@@ -377,8 +377,8 @@ def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
             r = access.read(a, rank[:, None], index, there, access.INVSTD, 1.0, C)
             value = 1.0 / (r * r) + value * value
         value = tl.where(there, share * value, 0.0)
-        total = added(total, sum_along(exact(value), 0, C.wide), C.wide)
-    return tl.where(n != 0.0, as_number(total, C.wide) / n, 0.0)
+        total = added(total, exact(tl.sum(value, 0)), C.wide)
+    return tl.where(n != 0.0, settled(total) / n, 0.0)
 
 
 @triton.jit

@@ -124,7 +124,7 @@ class Builder:
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Reserve room for the sums of a number of parts; earlier sums are no longer used."""
         problem = self.problem
-        sums = (4 if self.wide else 2) * parts * problem.sets.size * problem.channel.size
+        sums = 2 * parts * problem.sets.size * problem.channel.size
         self.reserve("sums", sums * itemsize)
         if self.about == PILOT:
             self.reserve("pilots", problem.sets.size * groups_of(problem) * 8)

@@ -1,8 +1,8 @@
-"""What all kernels use: the decorators, double-double arithmetic, and a single rounding of results.
+"""What all kernels use: the decorators, sums with errors, and a single rounding of results.
 
-In float64 arithmetic ("wide") sums and products of a few per-channel numbers carry their rounding
-errors. With float32 data, float64 alone is exact enough; the errors are then constant zeros, which
-the compiler removes.
+In float64 arithmetic ("wide") a program's sums of many terms, and float32's sums where float64 is
+slow, are pairs of a number and the rounding errors of the additions to it. Otherwise the errors are
+constant zeros, which the compiler removes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 class Pair(NamedTuple):
-    """A number, and its rounding error."""
+    """A sum, and the rounding errors of the additions to it."""
 
     value: Any
     error: Any
@@ -68,27 +68,15 @@ def two_sum(a, b):
 
 
 @helper
-def as_number(a, WIDE: tl.constexpr):
-    """A pair as one number: the value plus its error, if the arithmetic keeps errors.
-
-    The error of an infinite value is NaN, and is not added.
-    """
-    if WIDE:
-        return tl.where(is_finite(a.value), a.value + a.error, a.value)
-    else:
-        return a.value
+def settled(a):
+    """A pair as one number; the error of an infinite value is NaN, and is not added."""
+    return tl.where(is_finite(a.value), a.value + a.error, a.value)
 
 
 @helper
-def as_float64(a):
-    """A pair of float32 as a float64 number without an error."""
-    return exact(as_number(Pair(a.value.to(tl.float64), a.error.to(tl.float64)), True))
-
-
-@helper
-def added(a, b, WIDE: tl.constexpr):
-    """The sum of two pairs."""
-    if WIDE:
+def added(a, b, ERRORS: tl.constexpr):
+    """The sum of two pairs, with the rounding error of the addition if errors are kept."""
+    if ERRORS:
         s = two_sum(a.value, b.value)
         return Pair(s.value, a.error + (s.error + b.error))
     else:
@@ -101,12 +89,6 @@ def masked(a, there):
     return Pair(tl.where(there, a.value, 0.0), tl.where(there, a.error, 0.0))
 
 
-@helper
-def negative(a):
-    """The negative of a pair."""
-    return Pair(-a.value, -a.error)
-
-
 @triton.jit
 def _add_pairs(a, a_error, b, b_error):
     s = a + b
@@ -115,54 +97,13 @@ def _add_pairs(a, a_error, b, b_error):
 
 
 @helper
-def sum_along(a, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """The sum of pairs along an axis, in an order that depends on the shape alone."""
-    if WIDE:
+def sum_along(a, AXIS: tl.constexpr, ERRORS: tl.constexpr):
+    """The sum of pairs along an axis, as a number; its order depends on the shape alone."""
+    if ERRORS:
         value, error = tl.reduce((a.value, a.error), AXIS, _add_pairs)
-        return Pair(value, error)
+        return settled(Pair(value.to(tl.float64), error.to(tl.float64)))
     else:
-        return exact(tl.sum(a.value, AXIS))
-
-
-@helper
-def times(a, b, WIDE: tl.constexpr):
-    """The product of two pairs."""
-    product = a.value * b.value
-    if WIDE:
-        rounding = tl.fma(a.value, b.value, -product)
-        return Pair(product, rounding + a.value * b.error + a.error * b.value)
-    else:
-        return Pair(product, a.error)
-
-
-@helper
-def divided(a, divisor, inverse, WIDE: tl.constexpr):
-    """The quotient of a pair and a divisor, computed with the divisor's inverse.
-
-    A float64 division would be a function call, for which registers have to be freed.
-    """
-    quotient = a.value * inverse
-    if WIDE:
-        rounding = (tl.fma(-quotient, divisor, a.value) + a.error) * inverse
-        # If the number of elements is infinite, the error is 0.
-        return Pair(quotient, tl.where(inverse == 0.0, 0.0, rounding))
-    else:
-        return Pair(quotient, a.error)
-
-
-@helper
-def inverse_root(a, more, WIDE: tl.constexpr):
-    """1/sqrt(a + more) of a pair and a number."""
-    value = two_sum(a.value, more)
-    r = tl.rsqrt(value.value)
-    if WIDE:
-        # The error follows from a Newton step: its relative size is (1 − r²·value)/2.
-        square = times(exact(r), exact(r), True)
-        lack = tl.fma(-square.value, value.value, 1.0) - square.error * value.value
-        error = 0.5 * r * (lack - square.value * (value.error + a.error))
-        return Pair(r, tl.where(is_finite(error), error, 0.0))
-    else:
-        return exact(r)
+        return tl.sum(a.value, AXIS)
 
 
 @helper
@@ -178,7 +119,7 @@ def is_normal(value, WIDE: tl.constexpr):
 
 @helper
 def real(value, WIDE: tl.constexpr):
-    """Convert a pair to the arithmetic's type."""
+    """Convert a number to the arithmetic's type."""
     if WIDE:
         return value.to(tl.float64)
     else:

@@ -204,7 +204,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         vectors = {} if mean is None else {Role.MEAN: mean}
         builder.problem = problem._replace(forward=True, result=None, vectors=vectors)
     if rounds:
-        builder.reserve("statistics", 4 * 8 * problem.sets.size * groups_of(problem))
+        builder.reserve("statistics", 3 * 8 * problem.sets.size * groups_of(problem))
     for which in rounds:
         if cut:
             parts = cut.pieces

@@ -13,16 +13,14 @@ from .pairs import (
     INTERPRETED,
     Pair,
     added,
-    as_float64,
     constant,
     exact,
     helper,
     masked,
-    negative,
     real,
     rounded,
+    settled,
     sum_along,
-    times,
     two_sum,
 )
 
@@ -50,10 +48,10 @@ class Coefficients(NamedTuple):
 
 
 @helper
-def both(sums, others, WIDE: tl.constexpr):
-    """Add two pairs of sums."""
+def both(sums, others, ERRORS: tl.constexpr):
+    """Add two sums, which are pairs, to two others."""
     return Sums(
-        added(sums.total, others.total, WIDE), added(sums.projection, others.projection, WIDE)
+        added(sums.total, others.total, ERRORS), added(sums.projection, others.projection, ERRORS)
     )
 
 
@@ -63,16 +61,12 @@ def _add_both(a, b, c, d):
 
 
 @helper
-def free_of_layout(p, WIDE: tl.constexpr):
-    """A pair of one element each, without the layout that it has from a reduction.
+def free_of_layout(value):
+    """A number of one element, without the layout that it has from a reduction.
 
     Triton else converts whole tiles to that layout, through shared memory.
     """
-    value = tl.full([1], tl.sum(p.value, 0), p.value.dtype)
-    error = tl.zeros_like(value)
-    if WIDE:
-        error = tl.full([1], tl.sum(p.error, 0), p.error.dtype)
-    return Pair(value, error)
+    return tl.full([1], tl.sum(value, 0), value.dtype)
 
 
 @helper
@@ -85,20 +79,29 @@ def none(C: tl.constexpr):
 
 @helper
 def along(sums, AXIS: tl.constexpr, C: tl.constexpr):
-    """Reduce sums along an axis, to float64."""
+    """Reduce sums along an axis, to numbers in float64."""
     if C.wide or C.singles or INTERPRETED:
         total = sum_along(sums.total, AXIS, C.wide or C.singles)
         projection = sum_along(sums.projection, AXIS, C.wide or C.singles)
     else:  # at once, so that the program's threads wait for each other only once
-        reduced = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
-        total, projection = exact(reduced[0]), exact(reduced[1])
-    if C.singles:
-        total, projection = as_float64(total), as_float64(projection)
-    ONE: tl.constexpr = total.value.shape[0] == 1
+        total, projection = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
+    ONE: tl.constexpr = total.shape[0] == 1
     if ONE:
-        return Sums(free_of_layout(total, C.wide), free_of_layout(projection, C.wide))
+        return Sums(free_of_layout(total), free_of_layout(projection))
     else:
         return Sums(total, projection)
+
+
+@helper
+def as_pairs(sums):
+    """Two numbers as pairs."""
+    return Sums(exact(sums.total), exact(sums.projection))
+
+
+@helper
+def settle(sums):
+    """Two pairs as numbers."""
+    return Sums(settled(sums.total), settled(sums.projection))
 
 
 # The tuples of constants below have names, since Triton 3.6 would flatten a tuple that is passed on
@@ -164,20 +167,16 @@ def folded(a, ERRORS: tl.constexpr, C: tl.constexpr):
 @helper
 def terms_of_tile(dy, x, about, there, C: tl.constexpr):
     """The terms of the sums for each element of a tile, in the arithmetic's type."""
-    if C.wide or (C.singles and C.forward):
+    if C.singles and C.forward:
         xmu = two_sum(x, -about.to(x.dtype)[None, :])
-        if C.forward:
-            term = masked(xmu, there)
-            product = times(xmu, xmu, True)
-        else:
-            term = exact(dy)
-            product = times(term, xmu, True)
-        return Sums(term, masked(product, there))
+        square = xmu.value * xmu.value
+        error = tl.fma(xmu.value, xmu.value, -square) + 2.0 * xmu.value * xmu.error
+        return Sums(masked(xmu, there), masked(Pair(square, error), there))
     elif C.forward:
         if C.about == ARGUMENT:  # which may be infinite
             d = tl.where(there, x.to(tl.float64) - about[None, :], 0.0)
         else:  # masking float32 takes half as many instructions
-            x = tl.where(there, x, about.to(tl.float32)[None, :])
+            x = tl.where(there, x, about.to(x.dtype)[None, :])
             d = x.to(tl.float64) - about[None, :]
         return Sums(exact(d), exact(d * d))
     else:
@@ -190,11 +189,11 @@ def sums_of_terms(terms, weight, C: tl.constexpr):
 
     In gradients of lines the terms are multiplied by the weights first.
     """
-    ERRORS: tl.constexpr = C.wide or (C.singles and C.forward)
+    ERRORS: tl.constexpr = C.singles and C.forward
     total, projection = terms.total, terms.projection
     if C.sharing > 0 and not C.forward:
-        total = times(total, exact(weight), C.wide)
-        projection = times(projection, exact(weight), C.wide)
+        total = exact(total.value * weight)
+        projection = exact(projection.value * weight)
     total, projection = folded(total, ERRORS, C), folded(projection, ERRORS, C)
     if ERRORS:
         return Sums(total, projection)
@@ -205,16 +204,15 @@ def sums_of_terms(terms, weight, C: tl.constexpr):
 
 
 @helper
-def over_channels(p, WIDE: tl.constexpr):
+def over_channels(value):
     """Sum a number over a tile's channels, all of which are in one group."""
-    one = sum_along(Pair(p.value[:, None], p.error[:, None]), 0, WIDE)
-    return free_of_layout(one, WIDE)
+    return free_of_layout(tl.sum(value[:, None], 0))
 
 
 @helper
-def for_channels(p, C: tl.constexpr):
+def for_channels(value, C: tl.constexpr):
     """Give each channel of a tile its group's number."""
-    return Pair(tl.broadcast_to(p.value, [C.channels]), tl.broadcast_to(p.error, [C.channels]))
+    return tl.broadcast_to(value, [C.channels])
 
 
 @helper
@@ -272,12 +270,11 @@ def of_parameters(p, C: tl.constexpr):
     S: tl.constexpr = C.sharing
     R: tl.constexpr = C.positions // S
     W: tl.constexpr = C.channels
-    value, error = p.value.to(tl.float64), p.error.to(tl.float64)
+    value = p.value.to(tl.float64)
     if S == 1:
-        return Pair(value, error)
+        return value
     else:
-        value, error = tl.reshape(value, [R, S, W]), tl.reshape(error, [R, S, W])
-        return sum_along(Pair(value, error), 1, C.wide)
+        return tl.sum(tl.reshape(value, [R, S, W]), 1)
 
 
 @helper
@@ -291,13 +288,11 @@ def add_columns(columns, terms, r, rest, C: tl.constexpr):
         projection = terms.projection.value
         if C.rest:
             projection = tl.fma(terms.total.value, -rest.to(tl.float32)[None, :], projection)
-        single = tl.broadcast_to(r.value.to(tl.float32)[None, :], [C.positions, C.channels])
+        single = tl.broadcast_to(r.to(tl.float32)[None, :], [C.positions, C.channels])
         weights = tl.fma(projection, single, columns.projection.value)
         return Sums(exact(total), exact(weights))
     else:
         total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
         if C.rest:
-            term = times(exact(rest[None, :]), total, C.wide)
-            projection = added(projection, negative(term), C.wide)
-        projection = times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide)
-        return both(columns, Sums(total, projection), C.wide)
+            projection = projection - rest[None, :] * total
+        return both(columns, Sums(exact(total), exact(projection * r[None, :])), C.wide)
