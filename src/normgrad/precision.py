@@ -49,7 +49,7 @@ def bound(exact: Exact, output: DType, arithmetic: DType, normal: bool = False) 
     if output.is_half:
         computed = ARITHMETIC[dtypes.float32] * dtypes.float32.unit_roundoff * exact.scale
         most = np.minimum(most, unit * abs(exact.value) + computed)
-    return most + output.smallest_subnormal / 2
+    return most + most.dtype.type(output.smallest_subnormal) / 2
 
 
 def error(

@@ -148,6 +148,16 @@ def test_a_mean_far_larger_than_the_deviation(mean, dtype):
     np.testing.assert_allclose(result.rstd, exact, rtol=4 * np.finfo(FLOATS[dtype]).eps)
 
 
+@pytest.mark.parametrize("count", [20, 20000])
+def test_rows_of_one_number_but_for_its_neighbour(count):
+    """The mean's rounding error is all that the other elements differ from it by."""
+    forward, _ = make((3, count), 1)
+    x = forward.tensors["input"]
+    x[:] = 1e8
+    x[:, 5] = np.nextafter(x[0, 5], np.float32(np.inf))
+    run(forward)
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(1000, 70), (70, 2000), (6, 20000), (30, 5, 400)])

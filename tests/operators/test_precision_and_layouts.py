@@ -448,6 +448,14 @@ def test_float64_statistics_beside_float32_tensors_are_used_as_given(kind):
     run(case)
 
 
+@pytest.mark.parametrize("shape", [(64, 6), (3, 4, 40)])
+def test_the_variance_is_about_a_float64_mean_as_it_is_given(shape):
+    case = make("train", shape, mean=2.0**20)
+    mean = case.tensors["input"].astype(np.float64).mean((0, *range(2, len(shape))))
+    case.tensors |= {"save_mean": mean, "save_invstd": None}
+    run(case)
+
+
 def test_new_outputs_have_the_inputs_layout():
     for layout, shape in itertools.product(LAYOUTS, ((3, 4, 5, 6), (2, 1, 1, 3), (4, 3))):
         case = make("train", shape, layout="contiguous", x_layout=layout)

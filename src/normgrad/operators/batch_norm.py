@@ -80,9 +80,8 @@ def batch_norm(
         output = weight·(x − running_mean)/sqrt(running_var + eps) + bias
 
     (Ioffe and Szegedy, "Batch Normalization", 2015.) x is normalised with the mean and invstd as
-    computed, in float64 or more; those that are returned are rounded to their tensors' dtypes. On
-    the CPU they are bitwise those of :func:`batch_norm_stats`; on a GPU the order of the sums may
-    differ.
+    computed, before they are rounded to the dtypes of what is returned. On the CPU they are bitwise
+    those of :func:`batch_norm_stats`; on a GPU the order of the sums may differ.
 
     Args:
         input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16
@@ -186,8 +185,8 @@ def batch_norm_backward(
         weight: shape (C,); None for ones. Per-channel tensors have any of the four dtypes.
         running_mean, running_var: shape (C,), used in evaluation; None for 0 and for 1.
         save_mean, save_invstd: shape (C,), used in training; None for those of ``input``, which are
-            computed in float64 and not rounded (for float64 tensors, with their errors). The
-            variance in 1/std is then about the mean in use.
+            computed in float64 and not rounded. The variance in 1/std is then about the mean in
+            use.
         training: whether the forward pass used the batch's statistics.
         eps: added to a variance: 0 or more.
         output_mask: which of the three gradients to compute; the others are None, and their work is

@@ -56,7 +56,7 @@ def group_norm(
         output = gamma·rstd·(x − mean) + beta
 
     (Wu and He, "Group Normalization", ECCV 2018.) x is normalised with mean and rstd as computed,
-    in float64 or more; those that are returned are rounded.
+    before they are rounded to the dtypes of what is returned.
 
     Args:
         input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,

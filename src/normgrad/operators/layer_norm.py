@@ -54,7 +54,7 @@ def layer_norm(
         output = weight·rstd·(x − mean) + bias
 
     (Ba, Kiros and Hinton, "Layer Normalization", 2016.) x is normalised with mean and
-    rstd as computed, in float64 or more; those that are returned are rounded.
+    rstd as computed, before they are rounded to the dtypes of what is returned.
 
     Args:
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.

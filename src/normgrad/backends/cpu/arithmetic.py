@@ -183,6 +183,12 @@ def statistics(block, flags, s, base, c0, c1):
             variance = fma(-change, change, get(variances, g))
             put(variances, g, 0.0 if variance < 0.0 else variance)
             put(means, g, put_mean(block, mean, g, get(mean[0], g), change))
+        for g in range(there if get(block, B.MISSING_MEAN) == 0 else 0):
+            # Of a given mean the variance is about what it is, rather than about its rounded value.
+            rest = get(mean[1], g)
+            variance = get(variances, g) - rest * (2.0 * get(changes, g) - rest)
+            variance = get(variances, g) if rest == 0.0 else variance
+            put(variances, g, 0.0 if variance < 0.0 else variance)
         if not flags & B.DO_STATISTICS:
             continue
         for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):

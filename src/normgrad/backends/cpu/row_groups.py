@@ -48,8 +48,9 @@ GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD, REST = range(0, 7 * LANES, LANES)
 COEFFICIENTS = 7 * LANES
 #: How many bytes ahead rows are prefetched while rows are summed: of short ones the next sixteen.
 DISTANCE = 1 << 13
-#: The rows in a chain of long rows' sums for the parameters. A term has one rounding of x − μ, one
-#: of its factor 1/std and one of the product, so 10 further additions are within the bound of 16.
+#: The rows in a chain of long rows' sums for the parameters. A term has a rounding of x − h, one of
+#: its factor 1/std, one of what corrects for h, and one of their fused product and sum; the chain's
+#: 11 additions and the result's rounding are within the bound of 16.
 ROW_CHAIN = 11
 #: The elements of a tile, which has LANES rows of fewer elements than lanes.
 TILE = LANES * LANES
@@ -178,7 +179,7 @@ def compute_statistics(job, first, rows, means, invstds, rests):
         variance = get(squares, r) * one - change * change
         mean = canonical(get(pilots, r) + change)
         invstd = canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps))
-        rest = mean - double(np.float32(mean))
+        rest = change - (double(np.float32(mean)) - get(pilots, r))
         put(means, r, mean)
         put(invstds, r, invstd)
         put(rests, r, shifted(0.0, invstd, rest if isfinite(rest) else 0.0))
