@@ -183,11 +183,11 @@ def statistics(block, flags, s, base, c0, c1):
             variance = fma(-change, change, get(variances, g))
             put(variances, g, 0.0 if variance < 0.0 else variance)
             put(means, g, put_mean(block, mean, g, get(mean[0], g), change))
-        for g in range(there if get(block, B.MISSING_MEAN) == 0 else 0):
+        for g in range(there if get(block, B.MEAN) != 0 else 0):
             # Of a given mean the variance is about what it is, rather than about its rounded value.
             rest = get(mean[1], g)
-            variance = get(variances, g) - rest * (2.0 * get(changes, g) - rest)
-            variance = get(variances, g) if rest == 0.0 else variance
+            excess = rest * (2.0 * get(changes, g) - rest)
+            variance = get(variances, g) - (excess if isfinite(excess) else 0.0)
             put(variances, g, 0.0 if variance < 0.0 else variance)
         if not flags & B.DO_STATISTICS:
             continue
