@@ -8,7 +8,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cache, partial
@@ -17,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .. import stacks
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import callbacks, enums, physical, pointers
@@ -144,9 +144,9 @@ def _read_config(address: int) -> Any:
     if not path:
         return None
     try:
-        # A new thread parses it, since deeply nested JSON may need more stack than this thread has.
-        with ThreadPoolExecutor(1) as parser:
-            return parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
+        # Deeply nested JSON may need more stack than this thread, or any usual one, has.
+        content = Path(path).read_bytes() or b"{}"
+        return stacks.elsewhere(partial(json.loads, content))
     except OSError as error:
         refuse_path(f"{path!r} ({error.strerror}); allowed: a file that is there")
     except (ValueError, RecursionError) as error:
