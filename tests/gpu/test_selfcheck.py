@@ -10,8 +10,7 @@ from support import make
 
 from normgrad import plans
 from normgrad.backends import choice
-from normgrad.backends.triton import device, selfcheck
-from normgrad.testing import on_device
+from normgrad.backends.triton import device, selfcheck, small_cases
 
 torch = pytest.importorskip("torch")
 
@@ -31,4 +30,4 @@ def test_the_first_use_checks_all_cases(monkeypatch, tmp_path):
     assert selfcheck.read(found.name) is None
     compute(make("train", (3, 6, 5, 4)))
     verdict = selfcheck.read(found.name)
-    assert (verdict.cases, verdict.failure) == (len(on_device.cases(found.persistent)), "")
+    assert (verdict.cases, verdict.failure) == (len(small_cases.cases(found.persistent)), "")

@@ -25,7 +25,7 @@ from normgrad.testing import FORWARD, GRADIENTS
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from normgrad.testing import on_device  # noqa: E402
+from normgrad.backends.triton import small_cases  # noqa: E402
 
 GPU = Device("NVIDIA Made-Up (80 GB)")
 CHECK = selfcheck.check
@@ -41,7 +41,7 @@ long = pytest.mark.skipif(not (INTERPRETED or FULL), reason="by nox -s full")
 
 
 def test_every_operator_in_both_dtypes_and_layouts():
-    cases = on_device.cases(MADE_UP.persistent)
+    cases = small_cases.cases(MADE_UP.persistent)
     looks = {(case.kind, case.dtype, case.layout) for case in cases}
     assert looks == {
         (kind, *look)
@@ -54,9 +54,9 @@ def test_every_operator_in_both_dtypes_and_layouts():
 
 def few(monkeypatch, *kinds):
     """Have a check look at the cases of some kinds only: an interpreter takes long for all."""
-    real = on_device.cases
+    real = small_cases.cases
     monkeypatch.setattr(
-        on_device, "cases", lambda held: [case for case in real(held) if case.kind in kinds]
+        small_cases, "cases", lambda held: [case for case in real(held) if case.kind in kinds]
     )
 
 
@@ -72,8 +72,8 @@ def test_our_results_are_within_their_bound(monkeypatch):
         made.append(real(*arguments, **named))
         return made[-1]
 
-    real = on_device.plan
-    monkeypatch.setattr(on_device, "plan", plan)
+    real = small_cases.plan
+    monkeypatch.setattr(small_cases, "plan", plan)
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
     verdict = selfcheck.check("cpu", MADE_UP)
@@ -103,8 +103,8 @@ def test_wrong_results_are_named(monkeypatch):
         made = real(name, **arguments)
         return Wrong(made) if name in wrong else made
 
-    real = on_device.plan
-    monkeypatch.setattr(on_device, "plan", plan)
+    real = small_cases.plan
+    monkeypatch.setattr(small_cases, "plan", plan)
     few(monkeypatch, "train", "elemt", "stats", "group_norm")
     wrong = ("batch_norm_backward_elemt",)
     failure = selfcheck.check("cpu", MADE_UP).failure
@@ -130,9 +130,9 @@ def test_a_result_that_is_no_number(monkeypatch):
         made.run = lambda **tensors: [each.fill_(torch.nan) for each in run(**tensors)]
         return made
 
-    real = on_device.plan
-    monkeypatch.setattr(on_device, "plan", plan)
-    found = on_device.outside(on_device.cases(64)[0], "cpu")
+    real = small_cases.plan
+    monkeypatch.setattr(small_cases, "plan", plan)
+    found = small_cases.outside(small_cases.cases(64)[0], "cpu")
     assert [words.partition("': ")[2] for words in found] == [
         f"{name} is off by inf times its bound"
         for name in ("grad_input", "grad_weight", "grad_bias")

@@ -160,9 +160,9 @@ def _is_recorded(where: str) -> bool:
 def check(where: str, device: Device) -> Verdict:
     """Compute all cases on a device, "cuda:0", or "cpu" for Triton's interpreter."""
     with loading():
-        from ...testing import on_device
-    cases = on_device.cases(device.persistent)
-    wrong = [words for case in cases for words in on_device.outside(case, where)]
+        from . import small_cases
+    cases = small_cases.cases(device.persistent)
+    wrong = [words for case in cases for words in small_cases.outside(case, where)]
     failure = "; ".join(wrong[:_SHOWN])
     if len(wrong) > _SHOWN:
         failure += f"; and {len(wrong) - _SHOWN} results more"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .. import precision
-from ..operators.by_name import plan
-from .cases import Case, Topic
-from .conversions import outputs, to_torch
-from .tensors import FORWARD, GRADIENTS
+from ... import precision
+from ...operators.by_name import plan
+from ...testing.cases import Case, Topic
+from ...testing.conversions import outputs, to_torch
+from ...testing.tensors import FORWARD, GRADIENTS
 
 
 def cases(capacity: int) -> list[Case]:
