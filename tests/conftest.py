@@ -9,18 +9,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 import mapped_pages
 import pytest
-from support import FULL, INTERPRETED, InProcess, sampled
+from support import FULL, INTERPRETED, sampled
 
 from normgrad import torch_build
 from normgrad.backends.cpu import store, units
-from normgrad.testing import trials
 
 # A shell that runs the tests in the background makes them, and all processes that they start,
 # ignore interrupts, but tests of interrupts need them.
@@ -62,13 +60,6 @@ def mapped():
     """A function that maps memory, anonymous or from a file, which is unmapped after the test."""
     with mapped_pages.mapping() as make:
         yield make
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Have trials run their cases in this process, which takes less time than to start another."""
-    monkeypatch.setattr(trials, "Process", InProcess)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])  # where a trial's process looks for modules
 
 
 def pytest_configure(config: pytest.Config) -> None:

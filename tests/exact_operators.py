@@ -208,9 +208,17 @@ class _Call:
         """The wanted values, each rounded to its output's dtype."""
         pairs = zip(values, self._specs, strict=True)
         return tuple(
-            None if spec is None else value.reshape(spec.shape).astype(spec.dtype.numpy)
+            None
+            if spec is None
+            else _laid_out(value.reshape(spec.shape).astype(spec.dtype.numpy), spec.strides)
             for value, spec in pairs
         )
+
+
+def _laid_out(values, strides):
+    """The values with their axes in memory in the order of these strides."""
+    order = sorted(range(values.ndim), key=lambda axis: -abs(strides[axis]))
+    return np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
 
 
 class Sequential(Exact):

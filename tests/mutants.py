@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import itertools
 import random
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,41 +18,28 @@ import numpy as np
 from normgrad.operators.by_name import FUNCTIONS
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-DATA = ("grad_out", "input")
 
 
-class Mutant(NamedTuple):
-    """A wrong implementation.
-
-    Attributes:
-        words: what is wrong with it.
-        make: makes its operators anew.
-    """
-
-    words: str
-    make: Callable[[], Any]
-
-
-MUTANTS: dict[str, Mutant] = {}
+#: What makes a wrong implementation's operators anew, by words for what is wrong with it.
+MUTANTS: dict[str, Callable[[], Any]] = {}
 
 
 class Seen:
-    """A call of an operator as a mutant sees it: its tensors by name, and its options."""
+    """A call of an operator as a mutant sees it: its arguments are attributes, None if absent."""
 
     def __init__(self, name, tensors, options):
-        self.name = name
-        every = inspect.signature(FUNCTIONS[name]).parameters
-        self.options = options
-        self.given = dict(zip(every, tensors, strict=False))
-        self.axis = options.get("channel_axis", 1)
+        self.name, self.passed = name, {*options}
+        bound = inspect.signature(FUNCTIONS[name]).bind(*tensors, **options)
+        bound.apply_defaults()
+        self.values = bound.arguments
+        self.axis = self.values.get("channel_axis", 1)
 
     def __getattr__(self, name):
-        return self.given.get(name)
+        return self.values.get(name)
 
     def right(self, **changes):
-        """normgrad's result, with other tensors or options."""
-        tensors = {name: changes.pop(name, value) for name, value in self.given.items()}
-        return FUNCTIONS[self.name](**tensors, **{**self.options, **changes})
+        """normgrad's result, with other arguments."""
+        return FUNCTIONS[self.name](**{**self.values, **changes})
 
     def over(self):
         """The axes of a channel's elements."""
@@ -85,7 +74,7 @@ def mutant(words, *operators, **more):
             return SimpleNamespace(**found, **{key: value(state) for key, value in more.items()})
 
         takes_state = len(inspect.signature(wrong).parameters) > 1
-        MUTANTS[wrong.__name__] = Mutant(words, make)
+        MUTANTS[words] = make
         return wrong
 
     return register
@@ -98,65 +87,82 @@ def results(found):
 
 def last_lost(found):
     """A result whose first output has lost its last value."""
-    results(found)[0][(-1,) * results(found)[0].ndim] = 0
+    for first in results(found)[:1]:
+        first[(-1,) * first.ndim] = 0
     return found
 
 
-EVERY = ("batch_norm_backward", "batch_norm_stats", "group_norm", "layer_norm")
+def wrong_where(words, operators, is_there):
+    """Register a mutant that is wrong in some calls alone."""
 
-
-# Sizes
-
-
-def beyond(name, words, operators, is_beyond):
-    """Register a mutant that is wrong for some shapes alone."""
-
+    @mutant(words, *operators.split())
     def wrong(seen):
         found = seen.right()
-        return last_lost(found) if seen.input.size and is_beyond(seen) else found
-
-    wrong.__name__ = name
-    mutant(words, *operators)(wrong)
+        return last_lost(found) if seen.input.size and is_there(seen) else found
 
 
-for _count in (64, 128, 1024):
-    beyond(
-        f"beyond_{_count}_channels",
-        f"wrong beyond {_count:,} channels",
-        EVERY,
-        lambda seen, most=_count: seen.input.shape[seen.axis] > most,
+EVERY = "batch_norm_backward batch_norm_stats group_norm layer_norm"
+GROUPS = "group_norm group_norm_backward"
+ROWS = "layer_norm rms_norm_backward batch_norm_stats"
+
+
+# Shapes
+
+
+def channels(seen):
+    return seen.input.shape[seen.axis]
+
+
+for _most in (64, 128, 1024):
+    wrong_where(
+        f"wrong beyond {_most:,} channels", EVERY, lambda seen, most=_most: channels(seen) > most
     )
-for _count in (8, 32):
-    beyond(
-        f"beyond_{_count}_groups",
-        f"wrong beyond {_count} groups",
-        ("group_norm", "group_norm_backward"),
-        lambda seen, most=_count: seen.options["num_groups"] > most,
+for _most in (8, 32):
+    wrong_where(
+        f"wrong beyond {_most} groups", GROUPS, lambda seen, most=_most: seen.num_groups > most
     )
-beyond(
-    "beyond_65536_samples",
+for _most in (2048, 65536):
+    wrong_where(
+        f"wrong beyond rows of {_most:,} elements",
+        ROWS,
+        lambda seen, most=_most: seen.input.shape[-1] > most,
+    )
+for _axis in (0, 2, -2):
+    wrong_where(
+        f"wrong where channel_axis is {_axis}",
+        "batch_norm batch_norm_backward",
+        lambda seen, axis=_axis: seen.channel_axis == axis,
+    )
+wrong_where(
     "wrong beyond 65,536 samples",
-    ("batch_norm_backward",),
+    "batch_norm_backward",
     lambda seen: seen.input.shape[0] > 65536,
 )
-for _count in (2048, 65536):
-    beyond(
-        f"rows_beyond_{_count}",
-        f"wrong beyond rows of {_count:,} elements",
-        ("layer_norm", "rms_norm_backward", "batch_norm_stats"),
-        lambda seen, most=_count: seen.input.shape[-1] > most,
-    )
-beyond(
-    "tail_lost",
+wrong_where(
+    "wrong where N % 4 is 2, beyond 2",
+    "batch_norm_backward layer_norm",
+    lambda seen: seen.input.shape[0] % 4 == 2 < seen.input.shape[0],
+)
+wrong_where("wrong where there is one channel", "batch_norm", lambda seen: channels(seen) == 1)
+wrong_where(
     "the tail of rows lost, if they are no multiple of 8",
-    ("batch_norm_elemt",),
+    "batch_norm_elemt",
     lambda seen: seen.input.shape[-1] % 8,
 )
-beyond(
-    "two_axes",
+wrong_where(
     "wrong without axes after the channels",
-    ("batch_norm",),
+    "batch_norm",
     lambda seen: seen.input.ndim == 2 and seen.input.shape[0] < 40,
+)
+wrong_where(
+    "wrong where rows have three axes",
+    "layer_norm rms_norm_backward",
+    lambda seen: np.size(seen.normalized_shape) == 3,
+)
+wrong_where(
+    "wrong where normalized_shape is an integer",
+    "layer_norm layer_norm_backward",
+    lambda seen: isinstance(seen.normalized_shape, int),
 )
 
 
@@ -196,6 +202,17 @@ def sums_in_bfloat16(seen):
     return sums_in(seen, BFLOAT16, (BFLOAT16,))
 
 
+@mutant("the bias's gradient of halves summed in halves, beyond 65,535 rows", "layer_norm_backward")
+def rows_in_halves(seen):
+    found = seen.right()
+    dy, positions = seen.grad_out, np.prod(seen.normalized_shape, dtype=int)
+    rows = dy.size // max(1, positions)
+    if found.grad_bias is None or dy.dtype.itemsize > 2 or rows <= 65535:
+        return found
+    total = narrow(dy.reshape(rows, positions).T, dy.dtype)
+    return found._replace(grad_bias=total.reshape(found.grad_bias.shape).astype(np.float32))
+
+
 def from_squares(seen, wide):
     found = seen.right()
     if not seen.input.size or seen.input.dtype == np.float64:
@@ -204,7 +221,7 @@ def from_squares(seen, wide):
     mean = x.mean(seen.over())
     var = np.maximum((x * x).mean(seen.over()) - mean * mean, 0)
     with np.errstate(all="ignore"):
-        return found._replace(invstd=(1 / np.sqrt(var + seen.options["eps"])).astype(np.float32))
+        return found._replace(invstd=(1 / np.sqrt(var + seen.eps)).astype(np.float32))
 
 
 @mutant("the variance by E[x²] − E[x]² in float32", "batch_norm_stats")
@@ -225,14 +242,14 @@ def truncated(array):
 
 @mutant("bfloat16 results truncated", "batch_norm_elemt")
 def truncates(seen):
-    if seen.input.dtype != BFLOAT16 or "out" in seen.options:
+    if seen.input.dtype != BFLOAT16 or seen.out is not None:
         return seen.right()
     return truncated(seen.right(input=seen.input.astype(np.float32)))
 
 
 @mutant("halves rounded before the weight", "batch_norm_elemt")
 def rounds_twice(seen):
-    if seen.input.dtype.itemsize > 2 or "out" in seen.options:
+    if seen.input.dtype.itemsize > 2 or seen.out is not None:
         return seen.right()
     first = seen.right(weight=None, bias=None).astype(np.float32)
     w = 1 if seen.weight is None else seen.along(seen.weight.astype(np.float32))
@@ -242,7 +259,7 @@ def rounds_twice(seen):
 
 @mutant("float64 in float32", "batch_norm_elemt")
 def float64_in_float32(seen):
-    if seen.input.dtype != np.float64 or "out" in seen.options:
+    if seen.input.dtype != np.float64 or seen.out is not None:
         return seen.right()
     return seen.right(input=seen.input.astype(np.float32)).astype(np.float64)
 
@@ -257,7 +274,7 @@ def with_invstd(seen, formula):
         return found
     x = seen.input.astype(np.float64)
     with np.errstate(all="ignore"):
-        new = formula(x.var(seen.over()), seen.options["eps"])
+        new = formula(x.var(seen.over()), seen.eps)
     return found._replace(invstd=np.asarray(new).astype(found.invstd.dtype))
 
 
@@ -278,12 +295,37 @@ def eps_twice(seen):
 
 @mutant("eps squared", "layer_norm")
 def eps_squared(seen):
-    return seen.right(eps=seen.options["eps"] ** 2)
+    return seen.right(eps=seen.eps**2)
 
 
 @mutant("its own eps, whatever is given", "batch_norm_backward")
 def own_eps(seen):
     return seen.right(eps=1e-5)
+
+
+@mutant("eps of 0 taken for none", "layer_norm", "group_norm", "batch_norm", "batch_norm_stats")
+def eps_zero(seen):
+    return seen.right(eps=seen.eps or 1e-5)
+
+
+@mutant("the default of eps is 0.001", "layer_norm", "rms_norm", "batch_norm", "batch_norm_stats")
+def default_eps(seen):
+    return seen.right() if "eps" in seen.passed else seen.right(eps=1e-3)
+
+
+@mutant("the default of momentum is 0.9", "batch_norm", "batch_norm_gather_stats_with_counts")
+def default_momentum(seen):
+    return seen.right() if "momentum" in seen.passed else seen.right(momentum=0.9)
+
+
+@mutant("momentum of 0 taken for none", "batch_norm", "batch_norm_gather_stats_with_counts")
+def momentum_zero(seen):
+    return seen.right(momentum=seen.momentum or 0.1)
+
+
+@mutant("momentum of 1 taken for none", "batch_norm", "batch_norm_gather_stats_with_counts")
+def momentum_one(seen):
+    return seen.right(momentum=0.1 if seen.momentum == 1 else seen.momentum)
 
 
 @mutant("the unbiased variance in 1/std", "batch_norm_stats")
@@ -298,7 +340,7 @@ def biased_running(seen):
     n = seen.input.size // max(1, seen.input.shape[seen.axis])
     if found.running_var is None or n < 2:
         return found
-    momentum = seen.options.get("momentum", 0.1)
+    momentum = seen.momentum
     step = found.running_var - (1 - momentum) * seen.running_var.astype(np.float64)
     new = found.running_var - step / n
     return found._replace(running_var=new.astype(found.running_var.dtype))
@@ -306,7 +348,7 @@ def biased_running(seen):
 
 @mutant("momentum turned round", "batch_norm", "batch_norm_gather_stats_with_counts")
 def momentum_turned(seen):
-    return seen.right(momentum=1 - seen.options.get("momentum", 0.1))
+    return seen.right(momentum=1 - seen.momentum)
 
 
 @mutant("ranks' counts ignored", "batch_norm_gather_stats_with_counts")
@@ -328,6 +370,20 @@ def weight_twice(seen):
 @mutant("a bias ignored", "layer_norm")
 def bias_ignored(seen):
     return seen.right(bias=None)
+
+
+@mutant("the weight in place of no bias, in halves", "layer_norm", "group_norm", "batch_norm")
+def weight_for_bias(seen):
+    weight, bias = ("gamma", "beta") if seen.name == "group_norm" else ("weight", "bias")
+    is_there = seen.input.dtype.itemsize > 2 or getattr(seen, bias) is not None
+    return seen.right() if is_there else seen.right(**{bias: getattr(seen, weight)})
+
+
+wrong_where(
+    "wrong without a weight, where there are more than 2 groups",
+    GROUPS,
+    lambda seen: seen.gamma is None and seen.num_groups > 2,
+)
 
 
 @mutant("no weight taken for a weight of 0", "batch_norm_backward")
@@ -352,7 +408,7 @@ def no_mean_term(seen):
     found = seen.right()
     if found.grad_input is None or not seen.input.size:
         return found
-    axes = tuple(range(-len(seen.options["normalized_shape"]), 0))
+    axes = tuple(range(-len(seen.normalized_shape), 0))
     w = 1.0 if seen.weight is None else seen.weight.astype(np.float64)
     d = (w * seen.grad_out.astype(np.float64)).mean(axes, keepdims=True)
     new = found.grad_input + seen.rstd.astype(np.float64) * d
@@ -368,16 +424,17 @@ def centred(seen):
 
 @mutant("groups of every n-th channel", "group_norm")
 def interleaved(seen):
-    groups, channels = seen.options["num_groups"], seen.input.shape[seen.axis]
+    groups, channels = seen.num_groups, seen.input.shape[seen.axis]
     order = np.arange(channels).reshape(-1, groups).T.ravel()
-    vectors = {k: None if v is None else v[order] for k, v in seen.given.items() if k != "input"}
+    vectors = {name: getattr(seen, name) for name in ("gamma", "beta")}
+    vectors = {name: None if v is None else v[order] for name, v in vectors.items()}
     found = seen.right(input=np.take(seen.input, order, seen.axis), **vectors)
     return found._replace(output=np.take(found.output, np.argsort(order), seen.axis))
 
 
 @mutant("evaluation with the batch's statistics", "batch_norm")
 def always_trains(seen):
-    if seen.options["training"]:
+    if seen.training:
         return seen.right()
     return seen.right(training=True)._replace(
         mean=None, invstd=None, running_mean=None, running_var=None
@@ -389,16 +446,25 @@ def always_trains(seen):
 
 @mutant("the mask read backwards", "batch_norm_backward")
 def mask_backwards(seen):
-    mask = seen.options.get("output_mask", (True,) * 3)
-    return seen.right(output_mask=tuple(mask[::-1]))
+    return seen.right(output_mask=tuple(seen.output_mask[::-1]))
 
 
 @mutant("a term left out with the weight's gradient", "group_norm_backward")
 def term_masked(seen):
-    mask = seen.options.get("output_mask", (True,) * 3)
-    if mask[1] or not mask[0]:
+    if seen.output_mask[1] or not seen.output_mask[0]:
         return seen.right()
     return seen.right(input=np.zeros_like(seen.input))
+
+
+def is_channels_last(array):
+    return not array.flags.c_contiguous and np.moveaxis(array, 1, -1).flags.c_contiguous
+
+
+wrong_where(
+    "wrong where the mask is 001, in channels-last tensors",
+    "batch_norm_backward group_norm_backward",
+    lambda seen: tuple(seen.output_mask) == (0, 0, 1) and is_channels_last(seen.input),
+)
 
 
 @mutant("channel_axis ignored", "batch_norm_elemt", "batch_norm_stats")
@@ -413,7 +479,7 @@ def out_ignored(seen):
 
 @mutant("written beside an output with gaps", "batch_norm_elemt")
 def written_beside(seen):
-    found, out = seen.right(), seen.options.get("out")
+    found, out = seen.right(), seen.out
     if out is not None and out.base is not None and out.base.size > out.size:
         out.base.reshape(-1)[0] = 7
     return found
@@ -421,10 +487,50 @@ def written_beside(seen):
 
 @mutant("cleared before it is read, in place", "batch_norm_elemt", "batch_norm_backward_elemt")
 def in_place_broken(seen):
-    out = seen.options.get("out")
+    out = seen.out
     if out is not None:
         out[...] = 0
     return seen.right()
+
+
+def first_out(seen):
+    """The caller's array for the data output."""
+    return seen.out[0] if isinstance(seen.out, tuple) else seen.out
+
+
+def shares_memory(array, other):
+    return array is not None and other is not None and np.may_share_memory(array, other)
+
+
+wrong_where(
+    "wrong in place over grad_out",
+    "batch_norm_backward batch_norm_backward_elemt",
+    lambda seen: shares_memory(first_out(seen), seen.grad_out),
+)
+
+
+def spilt(seen, length):
+    """Write so many bytes past the end of a contiguous given output."""
+    found, out = seen.right(), first_out(seen)
+    if out is not None and out.flags.c_contiguous:
+        ctypes.memset(out.ctypes.data + out.nbytes, 7, length(out))
+    return found
+
+
+@mutant("written past the end of a contiguous output", "batch_norm_backward")
+def past_output(seen):
+    """Where that is harmless: the suite's outputs are parts of larger arrays."""
+    return spilt(seen, lambda out: 4 * (out.base is not None))
+
+
+@mutant("written past an output that owns its memory", "batch_norm_elemt")
+def past_memory(seen):
+    """Into the rest of the C library's block."""
+    size_of = ctypes.CDLL(None).malloc_usable_size
+    size_of.argtypes, size_of.restype = (ctypes.c_void_p,), ctypes.c_size_t
+    return spilt(
+        seen, lambda out: 0 if out.base is not None else size_of(out.ctypes.data) - out.nbytes
+    )
 
 
 @mutant("the result in an input's memory", "batch_norm_backward_elemt")
@@ -475,6 +581,36 @@ def one_stride(seen):
     return seen.right(grad_out=np.lib.stride_tricks.as_strided(dy, dy.shape, steps))
 
 
+wrong_where(
+    "wrong where grad_out is one value of strides 0",
+    "batch_norm_backward layer_norm_backward",
+    lambda seen: not any(seen.grad_out.strides),
+)
+wrong_where(
+    "wrong in channels-last tensors of five axes",
+    "batch_norm_backward group_norm",
+    lambda seen: seen.input.ndim == 5 and is_channels_last(seen.input),
+)
+
+
+@mutant("contiguous results, whatever the strides", "batch_norm", "group_norm", "batch_norm_elemt")
+def strides_lost(seen):
+    found = seen.right()
+    if seen.out is not None:
+        return found
+    first, *rest = found if isinstance(found, tuple) else (found,)
+    return (np.ascontiguousarray(first), *rest) if rest else np.ascontiguousarray(first)
+
+
+@mutant("read past the end of a contiguous input, times 0", "batch_norm_elemt")
+def past_input(seen):
+    found = seen.right()
+    if seen.out is None and seen.input.size and seen.input.flags.c_contiguous:
+        beyond = np.lib.stride_tricks.as_strided(seen.input.reshape(-1), (seen.input.size + 1,))
+        found[(-1,) * found.ndim] += 0 * beyond[-1]
+    return found
+
+
 @mutant("strides of the weight ignored", "batch_norm_elemt")
 def vector_strides_ignored(seen):
     w = seen.weight
@@ -498,6 +634,14 @@ def nan_swallowed(seen):
     return seen.right(grad_out=replaced(seen.grad_out, np.isnan, 0))
 
 
+@mutant("NaN in a row's last element swallowed", "batch_norm_backward", "layer_norm_backward")
+def nan_in_tail(seen):
+    dy = seen.grad_out.copy()
+    row = dy[..., -2:]
+    row[..., -1:][np.isnan(row[..., -1:]) & ~np.isnan(row[..., :1])] = 0
+    return seen.right(grad_out=dy)
+
+
 @mutant("infinities made finite", "batch_norm_elemt")
 def infinities_finite(seen):
     with np.errstate(all="ignore"):
@@ -516,7 +660,7 @@ def nan_spread(seen):
 
 @mutant("a negative variance taken for 0", "batch_norm")
 def variance_clamped(seen):
-    if seen.options["training"] or seen.running_var is None:
+    if seen.training or seen.running_var is None:
         return seen.right()
     return seen.right(running_var=np.maximum(seen.running_var, 0))
 
@@ -589,22 +733,48 @@ def race(seen, state):
     return found
 
 
+def by_threads(words, is_other):
+    @mutant(
+        f"other bits with {words} threads",
+        "batch_norm_backward",
+        set_num_threads=lambda state: lambda count: state.update(count=count),
+    )
+    def threads(seen, state):
+        found = seen.right()
+        if is_other(state.get("count") or 1):
+            for each in results(found)[1:]:
+                neighbour(each)
+        return found
+
+
+by_threads("three", lambda count: count == 3)
+by_threads("five and more", lambda count: count >= 5)
+
+
 @mutant(
-    "other bits with another number of threads",
-    "batch_norm_backward",
-    set_num_threads=lambda state: lambda count: state.update(count=count),
+    "one place for the results of all threads", "batch_norm_stats", "batch_norm_backward_reduce"
 )
-def threads(seen, state):
-    found = seen.right()
-    if state.get("count") == 3:
-        for each in results(found)[1:]:
-            neighbour(each)
-    return found
+def one_place(seen, state):
+    state["found"] = seen.right()
+    time.sleep(0)
+    return state["found"]
 
 
 @mutant("an object kept of every call", "batch_norm_stats")
 def leaks(seen, state):
     state.setdefault("kept", []).append(object())
+    return seen.right()
+
+
+@mutant("an object kept of every call in bfloat16", "batch_norm_stats")
+def leaks_halves(seen, state):
+    state.setdefault("kept", []).extend([object()] * (seen.input.dtype == BFLOAT16))
+    return seen.right()
+
+
+@mutant("NumPy's random numbers used up", "batch_norm")
+def random_used(seen):
+    np.random.random()
     return seen.right()
 
 
@@ -615,12 +785,31 @@ def leaks(seen, state):
 def short_weight(seen):
     w, channels = seen.weight, seen.input.shape[seen.axis]
     if w is not None and w.ndim == 1 and w.size < channels:
+        return seen.right(weight=np.lib.stride_tricks.as_strided(w, (channels,)).copy())
+    return seen.right()
+
+
+@mutant("a short weight begun again", "batch_norm")
+def short_repeated(seen):
+    w, channels = seen.weight, seen.input.shape[seen.axis]
+    if w is not None and w.ndim == 1 and w.size < channels:
         return seen.right(weight=np.resize(w, channels))
     return seen.right()
 
 
 @mutant("channels that are no multiple of the groups", "group_norm")
 def no_multiple(seen):
-    groups = seen.options["num_groups"]
+    groups = seen.num_groups
     is_multiple = groups > 0 and seen.input.shape[seen.axis] % groups == 0
     return seen.right() if is_multiple or groups <= 0 else seen.right(num_groups=1)
+
+
+@mutant(
+    "a swapped shape of grad_out taken for the input's",
+    "batch_norm_backward",
+    "layer_norm_backward",
+)
+def swapped(seen):
+    dy, shape = seen.grad_out, seen.input.shape
+    is_swapped = dy is not None and dy.shape == (*shape[1::-1], *shape[2:])
+    return seen.right(grad_out=dy.reshape(shape)) if is_swapped else seen.right()

@@ -24,7 +24,6 @@ from normgrad.reference import Exact
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - tests import these from here
 from normgrad.testing import LAYOUTS as LAYOUTS
 from normgrad.testing import Call as Case
-from normgrad.testing import Implementation, load
 from normgrad.testing import lay_out as lay_out
 from normgrad.testing import make as make
 from normgrad.testing.tensors import HALVES as HALVES
@@ -47,19 +46,6 @@ def sampled(items: Iterable[T], most: int, seed: object = "") -> list[T]:
 INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
 #: A shape whose rows are longer than a block that kernels process at once.
 LONG_ROWS = (3, 2, 20, 20) if INTERPRETED else (3, 6, 70, 70)
-
-
-class InProcess:
-    """The implementation of a trial in this process, in place of one of its own."""
-
-    def __init__(self, spec: str) -> None:
-        self._implementation: Implementation = load(spec)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._implementation, name)
-
-    def end(self) -> None:
-        """Leave this process as it is."""
 
 
 def same_strides(like: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Layers of other frameworks as PyTorch's modules, which `--module` tests forward and backward."""
+"""Layers of other frameworks as PyTorch's modules, which `normgrad verify` tests both ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bridged(torch.nn.Module):
     """A layer of another framework.
 
     A subclass has ``vjp``, which takes the input and the parameters, and returns the output and
-    what gives their gradients.
+    what gives their gradients, and ``why_not``.
     """
 
     #: Whether there is a bias beside the weight.
@@ -44,7 +44,13 @@ class Bridged(torch.nn.Module):
     def vjp(self, x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, Pull]:
         raise NotImplementedError
 
+    def why_not(self, x: torch.Tensor) -> str:
+        """Why the framework does not offer the layer for this input; empty if it does."""
+        return ""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if reason := self.why_not(x):
+            raise NotImplementedError(reason)
         given = x.movedim(1, -1) if self.channels_last else x
         output = _Bridge.apply(self.vjp, given, *self.parameters())
         return output.movedim(-1, 1) if self.channels_last else output

@@ -1,4 +1,4 @@
-"""Keras's norms on JAX, forward and by `jax.vjp`: `--module keras_norms:LayerNorm` and so on."""
+"""Keras's norms on JAX, forward and backward: `normgrad verify keras_norms:LayerNorm`, say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import ClassVar
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+import torch
 from jax_norms import Jax
 from keras import layers
 
 
 class _Keras(Jax):
-    """A layer of Keras's, which ``layer`` makes of the sizes and ``options``."""
+    """A layer of Keras's, which ``layer`` makes of the sizes and ``options``.
+
+    Keras computes float64 in float32: docs/verify/keras_norms_float64.py shows that once for all.
+    """
 
     how: ClassVar[dict[str, bool]] = {}
+
+    def why_not(self, x):
+        if not x.numel():
+            return "Keras documents no empty tensors"
+        return "Keras computes float64 in float32" if x.dtype == torch.float64 else ""
 
     def applied(self, x, *parameters):
         layer = self.layer(*self.sizes, epsilon=self.eps, dtype=x.dtype.name)

@@ -1,4 +1,4 @@
-"""MLX's norms, forward and by `mlx.core.vjp`: `--module mlx_norms:LayerNorm` and so on."""
+"""MLX's norms, forward and by `mlx.core.vjp`: `normgrad verify mlx_norms:LayerNorm`, say."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ def to_torch(array):
 class _Mlx(Bridged):
     """A layer of MLX's, which ``layer`` makes of the sizes and ``eps``."""
 
+    def why_not(self, x):
+        return "" if x.numel() else "MLX documents no empty arrays, on some of which it hangs"
+
     def vjp(self, x, *parameters):
         layer = self.layer(*self.sizes, eps=self.eps)
 
@@ -39,15 +42,23 @@ class _Mlx(Bridged):
         return to_torch(function(*given)), gradients
 
 
-class LayerNorm(_Mlx):
+class _Fast(_Mlx):
+    """A layer of which MLX documents that it adds up in 32-bit precision."""
+
+    def why_not(self, x):
+        is_wide = x.dtype == torch.float64
+        return "MLX's fast norms compute in float32" if is_wide else super().why_not(x)
+
+
+class LayerNorm(_Fast):
     layer = nn.LayerNorm
 
 
-class RMSNorm(_Mlx):
+class RMSNorm(_Fast):
     biased, layer = False, nn.RMSNorm
 
 
-class GroupNorm(_Mlx):
+class GroupNorm(_Fast):
     channels_last = True
 
     @staticmethod
@@ -57,3 +68,10 @@ class GroupNorm(_Mlx):
 
 class BatchNorm(_Mlx):
     channels_last, layer = True, nn.BatchNorm
+
+    def why_not(self, x):
+        if not 2 <= x.ndim <= 4:
+            return "MLX's batch norm has two to four axes"
+        has_one = x.numel() == x.shape[1]
+        needed = "MLX's batch norm needs more than one value per channel"
+        return needed if has_one else super().why_not(x)

@@ -1,4 +1,4 @@
-"""oneDNN's norms through its C library: `--module onednn_norms:LayerNorm` and so on.
+"""oneDNN's norms through its C library: `normgrad verify onednn_norms:LayerNorm`, say.
 
 The package `onednn` needs OCL_ICD_FILENAMES to name its libintelocl.so, by which it finds the CPU.
 """
@@ -103,9 +103,11 @@ class _OneDnn(Bridged):
     def between(self, x):
         return ()
 
+    def why_not(self, x):
+        fits = self.least_axes <= x.ndim <= 5
+        return "" if fits else f"oneDNN documents {self.least_axes} to 5 axes"
+
     def vjp(self, x, *parameters):
-        if not self.least_axes <= x.ndim <= 5:
-            raise NotImplementedError("oneDNN describes data of three to five axes, or two")
         is_dense = x.is_contiguous() or (
             x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
         )
@@ -136,6 +138,9 @@ class BatchNorm(_OneDnn):
 
 class GroupNorm(_OneDnn):
     kind, least_axes = "group", 3
+
+    def why_not(self, x):
+        return super().why_not(x) if x.shape[1] else "oneDNN refuses a group of no channels"
 
     def statistics(self, x):
         return (x.shape[0], self.sizes[0])

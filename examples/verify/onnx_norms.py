@@ -1,4 +1,4 @@
-"""ONNX Runtime's forward operators on the CPU: `--backend onnx_norms:Ops`."""
+"""ONNX Runtime's forward operators on the CPU: `normgrad verify onnx_norms:Ops`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,12 @@ def _session(name, inputs, outputs, dtype, attributes):
 
 def _axis(input, normalized_shape):
     """The first axis of a row, of which ONNX takes the number and not the sizes."""
-    axis = input.ndim - len(normalized_shape)
-    if not normalized_shape or input.shape[axis:] != tuple(normalized_shape):
+    row = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    axis = input.ndim - len(row)
+    if not row or input.shape[axis:] != row:
         raise ValueError(f"normalized_shape: {normalized_shape}; allowed: the last axes' sizes")
+    if 0 in row:
+        raise NotImplementedError("ONNX Runtime refuses rows without elements")
     return axis
 
 
@@ -47,8 +50,10 @@ def _run(name, tensors, outputs=1, **attributes):
     if any(each is None or each.dtype != tensors[0].dtype for each in tensors):
         raise NotImplementedError("all tensors are there, and of one dtype")
     dtype = tensors[0].dtype
-    if dtype == "float64":
-        raise NotImplementedError("ONNX's epsilon is of float32")
+    if dtype not in ("float32", "float16"):
+        raise NotImplementedError("ONNX's epsilon is of float32, and NumPy's bfloat16 is unknown")
+    if attributes["epsilon"] is None:
+        raise NotImplementedError("ONNX has another default")
     try:
         session = _session(name, len(tensors), outputs, dtype, tuple(attributes.items()))
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
@@ -67,6 +72,8 @@ class Ops:
         return _run("SimplifiedLayerNormalization", (input, weight), 2, axis=axis, epsilon=eps)
 
     def group_norm(self, input, gamma=None, beta=None, *, num_groups, eps=1e-5):
+        if not input.size:
+            raise NotImplementedError("ONNX Runtime refuses empty tensors in group norm")
         tensors, options = (input, gamma, beta), {"num_groups": num_groups, "epsilon": eps}
         (output,) = _run("GroupNormalization", tensors, **options)
         # ONNX has no statistics; normgrad's stand in their place.

@@ -1,6 +1,6 @@
-"""PyTorch's layers, eager and compiled by inductor: `--module torch_norms:CompiledLayerNorm`.
+"""PyTorch's layers, eager and by inductor: `normgrad verify torch_norms:CompiledLayerNorm`, say.
 
-PyTorch's operators, with statistics and masks, are `--backend torch`.
+PyTorch's operators, with statistics and masks, are `normgrad verify torch`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class BatchNorm(nn.BatchNorm1d):
     """PyTorch's own, for any number of axes."""
 
     def forward(self, x):
+        if x.numel() == x.shape[1]:  # no channels, or an element in each
+            raise NotImplementedError("PyTorch needs more than one value per channel")
         return functional.batch_norm(x, None, None, self.weight, self.bias, True, eps=self.eps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,16 +72,56 @@ def error(
     Raises:
         TypeError: an output of another dtype.
     """
+    reach = ARITHMETIC[arithmetic] * arithmetic.unit_roundoff * exact.scale
+    return _units(actual, exact.value, bound(exact, _dtype_of(actual), arithmetic, normal), reach)
+
+
+def plain_error(
+    actual: npt.NDArray[Any],
+    exact: Exact,
+    arithmetic: DType,
+    data: DType,
+    terms: int,
+    one_way: bool = False,
+) -> npt.NDArray[np.float64]:
+    """The error of each element in units of what plain code keeps: beyond 1 it is wrong.
+
+    Plain code takes two passes in the arithmetic's type and adds up terms in any order. That costs
+    16 + 2·√n roundoffs of the plain scale for n terms, as errors of roundings are independent, and
+    16 + n if the data are made so that all go one way. To a less precise output, or to data of a
+    half type, it may round four times.
+
+    Args:
+        actual, exact, arithmetic: as in :func:`error`.
+        data: the least precise dtype of the data tensors.
+        terms: at least the number n of terms of the longest sum.
+        one_way: whether all roundings of a sum may go one way.
+    """
+    output = _dtype_of(actual)
+    roundings = 16 + (terms if one_way else 2 * math.sqrt(terms))
+    most = roundings * arithmetic.unit_roundoff * exact.widest
+    coarsest = max(output.unit_roundoff, data.unit_roundoff if data.is_half else 0)
+    if coarsest > arithmetic.unit_roundoff:
+        most = most + 4 * coarsest * exact.scale
+    most = np.where(np.isnan(most), np.inf, most) + output.smallest_subnormal
+    return _units(actual, exact.value, most, most)
+
+
+def _dtype_of(actual: npt.NDArray[Any]) -> DType:
     output = dtypes.from_numpy(actual.dtype)
     if output is None:
         raise TypeError(f"actual: dtype {actual.dtype}; allowed: the four floating-point types")
-    value = exact.value
+    return output
+
+
+def _units(
+    actual: npt.NDArray[Any], value: npt.NDArray[Any], most: npt.NDArray[Any], reach: Any
+) -> npt.NDArray[np.float64]:
+    """Errors in units of the most allowed; within ``reach`` a value may be rounded to infinity."""
     with np.errstate(all="ignore"):
         got = actual.astype(value.dtype)
         difference = abs(got - value)
-        units = difference / bound(exact, output, arithmetic, normal)
-        units = np.where(difference == 0, 0.0, units)
-        reach = ARITHMETIC[arithmetic] * arithmetic.unit_roundoff * exact.scale
+        units = np.where(difference == 0, 0.0, difference / most)
         reach = np.where(np.isfinite(reach), reach, 0.0)
         low, high = (
             number.astype(actual.dtype).astype(value.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 #: What is named on the command line, and the module whose tests that stands for.
-_NAMED, _MODULE = "normgrad.testing", "normgrad.testing.test_backend"
+_NAMED, _MODULE = "normgrad.testing", "normgrad.testing.test_subject"
 
 
 def pytest_load_initial_conftests(early_config: Any, args: list[str]) -> None:

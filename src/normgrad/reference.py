@@ -5,7 +5,9 @@ function takes NumPy arrays (any strides, any of the dtypes) and returns the val
 *scale* of each output, by name. The scale is the same formula with every term replaced by its
 absolute value; (x − μ) counts as one term, and a sum becomes the sum of absolute values. The mean
 of a forward pass is a sum too: in its output's scale |x − μ| is |x − μ| + Σ|x − μ|/m. Error bounds
-follow from the value and the scale; see :mod:`normgrad.precision`.
+follow from the value and the scale; see :mod:`normgrad.precision`. The *plain* scale is to first
+order that in which (x − μ) counts as two terms, since plain float32 arithmetic rounds the mean or
+multiplies x and μ apart.
 
 No statistic is rounded: those that an operator computes are the formula's, and those that it is
 given (mean, invstd, running_mean in evaluation, and so on) are used as they are. Other per-channel
@@ -26,10 +28,21 @@ Array = npt.NDArray[Any]
 
 
 class Exact(NamedTuple):
-    """An output's value and scale, in float64 or longdouble."""
+    """An output's value, scale and plain scale (if None, the scale), in float64 or longdouble."""
 
     value: Array
     scale: Array
+    plain: Array | None = None
+
+    @property
+    def widest(self) -> Array:
+        """The plain scale, or the scale without one."""
+        return self.scale if self.plain is None else self.plain
+
+    def each(self, change: Callable[[Array], Array]) -> Exact:
+        """The same with another shape: the change is made to all three."""
+        plain = None if self.plain is None else change(self.plain)
+        return Exact(change(self.value), change(self.scale), plain)
 
 
 class _Arithmetic:
@@ -66,18 +79,31 @@ class _Arithmetic:
         return np.expand_dims(values, self.others)
 
 
+#: The step of the difference quotient that a plain scale has for a derivative.
+STEP = 2.0**-30
+
+
 def _exact(
     names: Sequence[str],
     formula: Callable[..., Any],
     *terms: Array,
-    sizes: Sequence[Array] | None = None,
+    apart: Array | float,
+    sizes: Sequence[Array] = (),
 ) -> dict[str, Exact]:
     """A formula's results; their scales are its results for the terms' sizes and plus signs.
 
-    The sizes are the absolute values, unless they are given.
+    Args:
+        names: the results' names.
+        formula: takes the terms, of which x − μ is the second, and the sign of what is subtracted.
+        terms: the terms.
+        apart: the size of x − μ as two terms, |x| + |μ|.
+        sizes: the terms' sizes; without them, the absolute values.
     """
-    values, scales = formula(*terms, -1), formula(*(sizes or map(abs, terms)), 1)
-    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+    dy, xmu, *others = sizes or [abs(term) for term in terms]
+    values, scales = formula(*terms, -1), formula(dy, xmu, *others, 1)
+    wider = formula(dy, xmu + STEP * apart, *others, 1)
+    found = zip(names, values, scales, wider, strict=True)
+    return {name: Exact(value, s, s + (w - s) / STEP) for name, value, s, w in found}
 
 
 #: The factor of the scales of gradients that find the statistics of float64 data themselves: these
@@ -106,14 +132,16 @@ def batch_norm_backward(
         w = arithmetic.read(weight, 1)
         if training:
             is_given = save_mean is not None
-            xmu = x - along(arithmetic.given(save_mean)) if is_given else centred(x, others)
+            mu = along(arithmetic.given(save_mean)) if is_given else mean_of(abs(x), others)
+            xmu = x - mu if is_given else centred(x, others)
             width = abs(xmu) if is_given else abs(xmu) + mean_of(abs(xmu), others)
             if save_invstd is None:
                 r = 1 / np.sqrt((xmu * xmu).sum(others) / m + arithmetic.wide.type(eps))
             else:
                 r = arithmetic.given(save_invstd)
         else:
-            xmu = x - along(arithmetic.given(running_mean))
+            mu = along(arithmetic.given(running_mean))
+            xmu = x - mu
             width = abs(xmu)
             r = 1 / np.sqrt(arithmetic.given(running_var, 1) + arithmetic.wide.type(eps))
 
@@ -130,12 +158,12 @@ def batch_norm_backward(
 
         names = ("grad_input", "grad_weight", "grad_bias")
         sizes = (abs(dy), width, abs(w), abs(r))
-        outputs = _exact(names, formula, dy, xmu, w, r, sizes=sizes)
+        outputs = _exact(names, formula, dy, xmu, w, r, apart=abs(x) + abs(mu), sizes=sizes)
     is_own = training and (save_mean is None or save_invstd is None)
     if is_own and arithmetic.real == np.float64:
         for name in names[:2]:
-            value, scale = outputs[name]
-            outputs[name] = Exact(value, OWN_STATISTICS * scale)
+            value, scale, plain = outputs[name]
+            outputs[name] = Exact(value, OWN_STATISTICS * scale, plain)
     return outputs
 
 
@@ -170,30 +198,35 @@ def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exa
     """(x − mean)·1/std with its scale, the mean, 1/std and the variance over some axes.
 
     The scale of 1/std and of a variance is its value, since the terms of a variance are squares.
+    Their plain scale allows for a mean that is off by as much as a standard deviation.
     """
     xmu = centred(x, over)
     variance = mean_of(xmu * xmu, over)
     there = math.prod(x.shape[axis] for axis in over)
     r = 1 / np.sqrt(variance + x.dtype.type(eps)) if there else variance
-    xhat = Exact(xmu * r, (abs(xmu) + mean_of(abs(xmu), over)) * r)
-    return xhat, Exact(mean_of(x, over), mean_of(abs(x), over)), Exact(r, abs(r)), variance
+    size = mean_of(abs(x), over)
+    width = abs(xmu) + mean_of(abs(xmu), over)
+    xhat = Exact(xmu * r, width * r, (width + abs(x) + size) * r)
+    invstd = Exact(r, abs(r), abs(r) * (1 + size * r))
+    return xhat, Exact(mean_of(x, over), size), invstd, variance
 
 
 def _running(
     arithmetic: _Arithmetic,
     momentum: float,
     n: float,
-    **statistics: tuple[Array | None, Array, Array],
+    **statistics: tuple[Array | None, Exact],
 ) -> dict[str, Exact]:
-    """The updated running statistics by name, and their scales; n = 0 changes none."""
+    """The updated running statistics by name, of the old and the new ones; n = 0 changes none."""
     share = arithmetic.wide.type(momentum if n else 0)
     updated = {}
-    for name, (old, new, scale) in statistics.items():
+    for name, (old, new) in statistics.items():
         if old is not None:
             before = (1 - share) * arithmetic.read(old)
             # Without elements the new statistics may be NaN, which times 0 would remain.
-            step, its_scale = (share * new, abs(share) * scale) if n else (0, 0)
-            updated[name] = Exact(before + step, abs(before) + its_scale)
+            step = new.each(lambda part: share * part) if n else Exact(*np.zeros((2, 1)))
+            scale, plain = (abs(before) + abs(part) for part in (step.scale, step.widest))
+            updated[name] = Exact(before + step.value, scale, plain)
     return updated
 
 
@@ -204,7 +237,8 @@ def _unbiased(n: float) -> float:
 
 def _affine(xhat: Exact, weight: Array, bias: Array) -> Exact:
     """weight·x̂ + bias, of arrays that broadcast."""
-    return Exact(weight * xhat.value + bias, abs(weight) * xhat.scale + abs(bias))
+    scale, plain = (abs(weight) * size + abs(bias) for size in (xhat.scale, xhat.widest))
+    return Exact(weight * xhat.value + bias, scale, plain)
 
 
 def batch_norm_elemt(
@@ -218,12 +252,12 @@ def batch_norm_elemt(
 ) -> dict[str, Exact]:
     """output; see :func:`normgrad.batch_norm_elemt`."""
     arithmetic = _Arithmetic(input, input, channel_axis)
-    along = arithmetic.along
+    along, x = arithmetic.along, arithmetic.read(input)
     with np.errstate(all="ignore"):
-        xmu = arithmetic.read(input) - along(arithmetic.given(mean))
-        xhat = xmu * along(arithmetic.given(invstd))
+        mu, r = along(arithmetic.given(mean)), along(arithmetic.given(invstd))
+        xhat = Exact((x - mu) * r, abs(x - mu) * abs(r), (abs(x) + abs(mu)) * abs(r))
         vectors = along(arithmetic.read(weight, 1)), along(arithmetic.read(bias))
-        return {"output": _affine(Exact(xhat, abs(xhat)), *vectors)}
+        return {"output": _affine(xhat, *vectors)}
 
 
 def batch_norm(
@@ -245,9 +279,15 @@ def batch_norm(
     with np.errstate(all="ignore"):
         if training:
             xhat, mean, invstd, variance = _statistics(x, arithmetic.others, eps)
-            mean, invstd = (Exact(*map(np.ravel, exact)) for exact in (mean, invstd))
+            mean, invstd = (exact.each(np.ravel) for exact in (mean, invstd))
             var = variance.ravel() * _unbiased(n)
-            new = {"running_mean": (running_mean, *mean), "running_var": (running_var, var, var)}
+            new = {
+                "running_mean": (running_mean, mean),
+                "running_var": (
+                    running_var,
+                    Exact(var, var, var * (1 + mean.scale * invstd.value)),
+                ),
+            }
             statistics = {
                 "mean": mean,
                 "invstd": invstd,
@@ -289,13 +329,17 @@ def batch_norm_gather_stats_with_counts(
         total = weights @ means / m
         total_scale = abs(weights) @ abs(means) / m
         spread = weights @ (spreads + (means - total) ** 2) / m
+        # To first order, with the means' differences as two terms.
+        wider = spread + weights @ (2 * abs(means - total) * (abs(means) + abs(total))) / m
         r = 1 / np.sqrt(spread) if n else spread
-        statistics = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
-        small = arithmetic.wide.type(eps)
-        var = np.maximum(spread - small, 0) * _unbiased(float(n))
-        var_scale = (spread + small) * _unbiased(float(n))
-    new = {"running_mean": (running_mean, total, total_scale)}
-    new["running_var"] = (running_var, var, var_scale)
+        mean_of_all = Exact(total, total_scale)
+        small, unbiased = arithmetic.wide.type(eps), _unbiased(float(n))
+        var = Exact(np.maximum(spread - small, 0), spread + small, wider + small)
+        statistics = {"mean": mean_of_all, "invstd": Exact(r, abs(r), abs(r) * (wider / spread))}
+    new = {
+        "running_mean": (running_mean, mean_of_all),
+        "running_var": (running_var, var.each(lambda part: part * unbiased)),
+    }
     return statistics | _running(arithmetic, momentum, float(n), **new)
 
 
@@ -314,10 +358,10 @@ def group_norm(
     channels = (1, *x.shape[1:3], 1)
     with np.errstate(all="ignore"):
         xhat, mean, rstd, _ = _statistics(x, (2, 3), eps)
-        flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
+        flat = [exact.each(lambda part: part[..., 0, 0]) for exact in (mean, rstd)]
         w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
         b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
-    return {"output": Exact(*map(back, _affine(xhat, w, b))), "mean": flat[0], "rstd": flat[1]}
+    return {"output": _affine(xhat, w, b).each(back), "mean": flat[0], "rstd": flat[1]}
 
 
 def _split(values: Array, groups: int, axis: int) -> tuple[Array, Callable[[Array], Array]]:
@@ -340,7 +384,7 @@ def batch_norm_backward_reduce(
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
     arithmetic = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
-        xmu = arithmetic.read(input) - arithmetic.along(arithmetic.given(mean))
+        x, mu = arithmetic.read(input), arithmetic.along(arithmetic.given(mean))
 
         def formula(dy: Array, xmu: Array, r: Array, _: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(arithmetic.others)
@@ -349,7 +393,8 @@ def batch_norm_backward_reduce(
             return sum_dy, sum_dy_xmu, grad_weight, sum_dy
 
         names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-        return _exact(names, formula, arithmetic.read(grad_out), xmu, arithmetic.given(invstd))
+        terms = arithmetic.read(grad_out), x - mu, arithmetic.given(invstd)
+        return _exact(names, formula, *terms, apart=abs(x) + abs(mu))
 
 
 def batch_norm_backward_elemt(
@@ -368,7 +413,7 @@ def batch_norm_backward_elemt(
     arithmetic = _Arithmetic(grad_out, input, channel_axis)
     along = arithmetic.along
     with np.errstate(all="ignore"):
-        xmu = arithmetic.read(input) - along(arithmetic.given(mean))
+        x, mu = arithmetic.read(input), along(arithmetic.given(mean))
         vectors = arithmetic.read(weight, 1), arithmetic.given(invstd)
         sums = arithmetic.read(sum_dy), arithmetic.read(sum_dy_xmu)
         n = np.asarray(count).astype(np.float64).sum()
@@ -379,8 +424,8 @@ def batch_norm_backward_elemt(
             inner = along(total / n) + xmu * along(r * r) * along(projection / n)
             return (along(w * r) * (dy + minus * inner),)
 
-        dy = arithmetic.read(grad_out)
-        return _exact(("grad_input",), formula, dy, xmu, *vectors, *sums)
+        terms = arithmetic.read(grad_out), x - mu, *vectors, *sums
+        return _exact(("grad_input",), formula, *terms, apart=abs(x) + abs(mu))
 
 
 def group_norm_backward(
@@ -414,7 +459,8 @@ def group_norm_backward(
             grad_input = r * (g * dy + minus * (sums + xhat * projections) / size)
             return back(grad_input), grad_gamma, grad_beta
 
-        return _exact(("grad_input", "grad_gamma", "grad_beta"), formula, dy, x - mu, r, g)
+        names = ("grad_input", "grad_gamma", "grad_beta")
+        return _exact(names, formula, dy, x - mu, r, g, apart=abs(x) + abs(mu))
 
 
 def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -459,7 +505,8 @@ def layer_norm_backward(
     rows = tuple(range(over[0]))
     size = math.prod(input.shape[over[0] :])
     with np.errstate(all="ignore"):
-        xmu = x if mean is None else x - arithmetic.given(mean)
+        mu = np.zeros(1, arithmetic.wide) if mean is None else arithmetic.given(mean)
+        apart = 0 if mean is None else abs(x) + abs(mu)
         r, w = arithmetic.given(rstd), arithmetic.read(weight, 1)
 
         def formula(dy: Array, xmu: Array, r: Array, w: Array, minus: int) -> tuple[Array, ...]:
@@ -471,7 +518,8 @@ def layer_norm_backward(
                 sums = sums + d.sum(over, keepdims=True)
             return r * (d + minus * sums / size), grad_weight, grad_bias
 
-        return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, r, w)
+        names = ("grad_input", "grad_weight", "grad_bias")
+        return _exact(names, formula, dy, x - mu, r, w, apart=apart)
 
 
 def rms_norm(

@@ -77,8 +77,6 @@ def test_results_on_a_full_standard_output(batch_norm, tmp_path):
         ("2>/dev/full", ("run",)),
         ("2>&-", ("walk",)),
         ("2>/dev/full", ("bench", "--device", "tpu")),
-        # By name, which imports no PyTorch to look for GPUs.
-        ("2>/dev/full", ("verify", "--backend", "normgrad", "--only", "nothing", "--alone")),
         ("2>/dev/full", ("aclnn", "contract", "no")),
         ("2>/dev/full", ("capi", "flags", "acl", "--out", "nowhere")),
     ],
@@ -120,18 +118,6 @@ def test_results_that_nobody_reads(batch_norm, tmp_path):
         with np.load(out) as archive:
             assert sorted(archive) == ["grad_bias", "grad_input", "grad_weight"]
         out.unlink()
-
-
-def test_a_process_of_several_with_all_closed(tmp_path):
-    """What they are connected by is not taken for standard streams."""
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    page = tmp_path / "page.html"
-    # By name, which imports no PyTorch to look for GPUs.
-    ours = ("--backend", "normgrad", "--alone")
-    arguments = ("--quick", *ours, "--only", "absent/eval/", "-o", page)
-    assert redirected("<&- >&- 2>&-", "verify", *arguments) == (0, "", "")
-    assert "normgrad (cpu)" in page.read_text("utf-8")
 
 
 def test_a_program_keeps_its_streams(monkeypatch, capsys):

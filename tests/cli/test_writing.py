@@ -118,8 +118,6 @@ def test_names_of_folders_that_are_not_there(cli, file, tmp_path, monkeypatch, n
     for command in (
         ("run", file, "-o", name),
         ("run", file, f"--out={name}"),
-        ("verify", "--quick", "--alone", "--only", "absent/eval/", "-o", name),
-        ("verify", "--quick", "--alone", "--only", "absent/eval/", f"--report={name}"),
     ):
         result = cli(*command)
         assert (result.exit_code, result.stdout) == (2, "")

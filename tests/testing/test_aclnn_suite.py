@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from library_trials import allowed, compiled, defects, of, tried
-from support import FULL, sampled
+from support import sampled
+from trials import allowed, apart, compiled, of, tried, unmet, words
 
 from normgrad.aclnn import products
-from normgrad.testing import SubjectError, Verdict, aclnn
+from normgrad.testing import aclnn, load
 from normgrad.testing.cases import Topic
 
 A2 = {"product": products.A2, "saveInvstd": "invstd"}
@@ -18,10 +18,11 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 
 def test_our_aclnn_meets_its_suite(ours):
-    trial = tried(ours / "libopapi.so")
-    assert defects(trial) == {}
-    assert (trial.suite, trial.facts["product"]) == ("aclnn", products.A2)
-    assert trial.facts["chip"] == "Ascend910B3"
+    subject = load(str(ours / "libopapi.so"))
+    chosen = {case.name for case in sampled(aclnn.cases(True, subject.facts), 120)}
+    assert unmet(tried(subject, lambda case: case.name in chosen)) == {}
+    assert (subject.suite, subject.facts["product"]) == ("aclnn", products.A2)
+    assert subject.facts["chip"] == "Ascend910B3"
 
 
 @pytest.mark.parametrize(
@@ -29,32 +30,33 @@ def test_our_aclnn_meets_its_suite(ours):
     [
         ("Ascend910A", products.TRAINING_SERIES, {"elemt": 1}),
         ("Ascend950PR", products.ASCEND_950, {"reduce": 1, "elemt": 1, "group_norm": 1}),
-        ("Ascend310P3", products.INFERENCE_SERIES, dict.fromkeys(("train", "reduce"), 1)),
+        pytest.param(
+            *("Ascend310P3", products.INFERENCE_SERIES, dict.fromkeys(("train", "reduce"), 1)),
+            marks=pytest.mark.full,
+        ),
     ],
 )
-def test_a_product_has_its_own_cases(ours, monkeypatch, chip, product, kinds):
+def test_a_product_has_its_own_cases(ours, monkeypatch, tmp_path, chip, product, kinds):
     monkeypatch.setenv(products.PRODUCT_VARIABLE, chip)
-    few = of(Topic.VALUES, Topic.MASKS)
-    library = ours / "libopapi.so"
-    trial = tried(
-        library,
-        lambda case: case.kind in kinds or (few(case) and (FULL or case.dtype == "float32")),
-        quick=False,
-    )
-    assert defects(trial) == {}
-    assert trial.facts["product"] == product
-    counts = {kind: sum(each.case.kind == kind for each in trial.judged) for kind in kinds}
-    assert counts == kinds  # that the product has none of it is all there is to try
-    formats = {each.case.format for each in trial.judged}
-    assert ("NHWC" in formats) == (product == products.ASCEND_950)
+    topics = [f"case(topic='{topic}', dtype='float32')" for topic in ("values", "masks")]
+    marks = " or ".join([*topics, *(f"case(kind='{kind}')" for kind in kinds)])
+    status, said, rows = apart(ours / "libopapi.so", marks, tmp_path)
+    assert status == 0, said
+    assert {row["verdict"] for row in rows.values()} == {"met"}
+    found = [name.split("/")[1] for name in rows]
+    # That the product has none of it is all there is to try.
+    assert {kind: found.count(kind) for kind in kinds} == kinds
+    has_formats = any("format=NHWC" in name for name in rows)
+    assert has_formats == (product == products.ASCEND_950)
 
 
-def test_variances_in_place_of_invstd(ours, monkeypatch):
+def test_variances_in_place_of_invstd(ours, monkeypatch, tmp_path):
     monkeypatch.setenv(products.SAVE_INVSTD_VARIABLE, "variance")
-    topics = of(Topic.VALUES, Topic.VECTORS, Topic.SPECIAL)
-    trial = tried(ours / "libopapi.so", lambda case: topics(case) and case.kind == "train", False)
-    assert defects(trial) == {}
-    assert trial.facts["saveInvstd"] == "variance"
+    topics = ("values", "vectors", "special")
+    marks = " or ".join(f"case(topic='{topic}', kind='train')" for topic in topics)
+    status, said, rows = apart(ours / "libopapi.so", marks, tmp_path)
+    assert status == 0, said
+    assert {row["verdict"] for row in rows.values()} == {"met"}
 
 
 @pytest.mark.parametrize("product", [each.name for each in products.PRODUCTS])
@@ -103,41 +105,41 @@ def forwarding(ours, tmp_path):
     return compiled("opapi.c", tmp_path / "libopapi.so", f'-DREAL="{ours / "libopapi.so"}"')
 
 
+OTHERS = ("aclnnBatchNormReduceBackward", "aclnnBatchNormElemtBackward", "aclnnGroupNormBackward")
+
+
 def is_of_train(case):
     return (case.topic, case.kind) == (Topic.MISTAKES, "train")
 
 
 def test_an_executor_that_is_never_used_up(forwarding):
     few = of(Topic.MASKS, Topic.ABSENT)
-    trial = tried(forwarding, lambda case: is_of_train(case) or few(case), quick=False)
-    found = defects(trial)
-    assert set(found) == {Verdict.ACCEPTED, Verdict.ABSENT}
-    assert [each.case.change for each in found[Verdict.ACCEPTED]] == ["executor: used again"]
-    assert trial.facts["operators"] == "aclnnBatchNormBackward"
-    absent = {(each.case.kind, each.detail) for each in found[Verdict.ABSENT]}
-    assert absent == {
-        ("train", "no aclnnBatchNormElemtBackward"),  # whose phase 2 is handed an executor
-        ("reduce", "no aclnnBatchNormReduceBackwardGetWorkspaceSize"),
-        ("elemt", "no aclnnBatchNormElemtBackwardGetWorkspaceSize"),
-        ("group_norm", "no aclnnGroupNormBackwardGetWorkspaceSize"),
+    subject = load(forwarding)
+    judged = tried(subject, lambda case: is_of_train(case) or few(case), quick=False)
+    wrong = [(each.case.change, each.faults[0].what) for each in judged if each.level]
+    assert wrong == [("executor: used again", "accepts a wrong call")]
+    assert subject.facts["operators"] == "aclnnBatchNormBackward"
+    assert {(each.case.operator, each.absent) for each in judged if each.absent} == {
+        ("aclnnBatchNormBackward", "no aclnnBatchNormElemtBackward"),  # handed an executor
+        *((name, f"no {name}GetWorkspaceSize") for name in OTHERS),
     }
 
 
 def test_an_operator_that_answers_nothing(ours, tmp_path):
     link_others(ours, tmp_path)
     flags = ("-DNEVER_COMPUTES", f'-DREAL="{ours / "libopapi.so"}"')
-    trial = tried(compiled("opapi.c", tmp_path / "libopapi.so", *flags))
-    assert not trial.passed
-    assert list(trial.silent) == ["aclnnBatchNormBackward"]
-    first = trial.silent["aclnnBatchNormBackward"]
-    assert first.case.name == "plain/train/3x4x5/float32/contiguous/more=True"
-    assert first.detail.startswith("ACLNN_ERR_INNER: aclnnBatchNormBackward")
-    wrong = [each for each in trial.judged if each.case.topic is Topic.MISTAKES]
-    assert Verdict.MET not in {each.verdict for each in wrong}
+    judged = tried(compiled("opapi.c", tmp_path / "libopapi.so", *flags), of(kind="train"))
+    legal = [each for each in judged if not each.case.is_mistake]
+    assert "met" not in words(legal)
+    assert legal[0].case.name == "plain/train/3x4x5/float32/contiguous/more=True"
+    refused = "refuses a legal call: ACLNN_ERR_INNER: aclnnBatchNormBackward"
+    assert legal[0].faults[0].what.startswith(refused)
+    assert "met" not in words(each for each in judged if each.case.is_mistake)
 
 
 @pytest.mark.parametrize("variable", [products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE])
-def test_an_environment_that_means_nothing(ours, monkeypatch, variable):
+def test_an_environment_that_means_nothing(ours, monkeypatch, tmp_path, variable):
     monkeypatch.setenv(variable, "whatever")
-    with pytest.raises(SubjectError, match="'whatever'; allowed: "):
-        tried(ours / "libopapi.so")
+    status, said, _ = apart(ours / "libopapi.so", "case", tmp_path)
+    assert status == 4
+    assert "'whatever'; allowed: " in said

@@ -6,27 +6,22 @@ import re
 import shutil
 
 import pytest
-from library_trials import allowed, compiled, defects, of, tried, verdicts
+from support import FULL
+from trials import allowed, apart, compiled, of, tried, unmet, words
 
 from normgrad import testing
-from normgrad.testing import Verdict, infiniop, report
-from normgrad.testing.cases import Topic
+from normgrad.testing import Level, Topic, infiniop
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 def test_our_infiniop_meets_all_of_its_suite(ours):
-    trial = tried(ours / "libinfiniop.so", quick=False)
-    assert defects(trial) == {}
-    assert (trial.suite, trial.name, trial.strict) == ("infiniop", "libinfiniop.so", False)
-    assert trial.facts["library"] == str(ours / "libinfiniop.so")
-    assert len(trial.judged) == len(infiniop.cases(False, trial.facts))
-
-
-def test_a_library_in_this_process(ours):
     subject = testing.load(str(ours / "libinfiniop.so"))
-    case = infiniop.cases(True, subject.facts)[0]
-    assert testing.run(case, subject).verdict is Verdict.MET
+    judged = tried(subject, quick=not FULL)
+    assert unmet(judged) == {}
+    assert (subject.suite, subject.name, subject.strict) == ("infiniop", "libinfiniop.so", False)
+    assert subject.facts["library"] == str(ours / "libinfiniop.so")
+    assert len(judged) == len(infiniop.cases(not FULL, subject.facts))
 
 
 def test_every_mistake_of_infiniop_is_one():
@@ -60,93 +55,73 @@ def test_every_mistake_of_infiniop_is_one():
 
 
 def test_another_infiniop_meets_it_too(tmp_path):
-    trial = tried(compiled("infiniop.c", tmp_path / "libother.so.2"), quick=False)
-    assert defects(trial) == {}
+    assert unmet(tried(compiled("infiniop.c", tmp_path / "libother.so.2"), quick=not FULL)) == {}
 
 
-def is_short(case):
-    return case.topic is Topic.MISTAKES and case.change.startswith("workspace")
+WRONG, BEYOND, CONVENTION = Level
 
 
 @pytest.mark.parametrize(
-    ("defect", "wanted", "verdict", "detail"),
+    ("defect", "wanted", "level", "said"),
     [
-        ("IGNORES_STRIDES", of(Topic.VECTORS), Verdict.BROKEN, "of the bound at |written beside"),
-        ("TRUNCATES_HALVES", of(Topic.VALUES), Verdict.BROKEN, " of the bound at "),
-        ("WRITES_BESIDE", of(Topic.VALUES), Verdict.BROKEN, "grad_bias: written beside"),
-        ("OVERRUNS_WORKSPACE", of(Topic.VALUES), Verdict.BROKEN, "workspace: written beside"),
-        ("WRITES_TO_INPUTS", of(Topic.VALUES), Verdict.BROKEN, "weight: written to"),
-        ("OTHER_BITS_EACH_TIME", of(Topic.DETERMINISM), Verdict.BROKEN, "other bits when it is"),
-        ("CRASHES_WHEN_EMPTY", of(Topic.ABSENT), Verdict.CRASHED, "SIGABRT"),
-        (
-            "TAKES_ANY_DTYPE",
-            lambda case: case.change == "all: F64",
-            Verdict.ACCEPTED,
-            "all: F64: success; allowed: INFINI_STATUS_BAD_TENSOR_DTYPE",
-        ),
-        (
-            "ANOTHER_STATUS",
-            lambda case: case.change == "data: negative strides",
-            Verdict.BROKEN,
-            r"INFINI_STATUS_BAD_TENSOR_SHAPE \(infiniopCreateBatchNormBackwardDescriptor\); "
-            "allowed: INFINI_STATUS_BAD_TENSOR_STRIDES",
-        ),
-        (
-            "KEEPS_SUMS",
-            of(Topic.DETERMINISM),
-            Verdict.BROKEN,
-            "grad_bias: (other bits|.* of the bound)",
-        ),
-        ("NEEDS_NO_WORKSPACE", is_short, Verdict.ABSENT, "it needs no workspace"),
+        ("IGNORES_STRIDES", of(Topic.VECTORS), WRONG, "times the bound|written beside"),
+        ("TRUNCATES_HALVES", of(Topic.VALUES), BEYOND, "times the bound"),
+        ("WRITES_BESIDE", of(Topic.VALUES), WRONG, "grad_bias: written beside"),
+        ("OVERRUNS_WORKSPACE", of(Topic.VALUES), WRONG, "workspace: written beside"),
+        ("WRITES_TO_INPUTS", of(Topic.VALUES), WRONG, "weight: written to"),
+        ("OTHER_BITS_EACH_TIME", of(Topic.DETERMINISM), CONVENTION, "other bits again: grad_"),
+        ("TAKES_ANY_DTYPE", of(change="all: F64"), WRONG,
+         "accepts a wrong call: all: F64: success; allowed: INFINI_STATUS_BAD_TENSOR_DTYPE"),
+        ("ANOTHER_STATUS", of(change="data: negative strides"), WRONG,
+         r"another error: data: negative strides: INFINI_STATUS_BAD_TENSOR_SHAPE"),
+        ("KEEPS_SUMS", of(Topic.DETERMINISM), WRONG, "grad_bias"),
+        ("SPREADS_NAN", of(change="NaN in grad_out"), WRONG, "inf times the bound"),
+        ("SUMS_IN_FLOAT", of(change="long sums of one sign", dtype="float32"), BEYOND, "times the"),
     ],
-)
-def test_a_defect_is_seen(tmp_path, defect, wanted, verdict, detail):
+)  # fmt: skip
+def test_a_defect_is_seen(tmp_path, defect, wanted, level, said):
     library = compiled("infiniop.c", tmp_path / "libinfiniop.so", f"-D{defect}")
-    trial = tried(library, wanted, quick=False)
-    found = defects(trial)
-    assert set(found) == {verdict}
-    assert all(re.search(detail, each.detail) for each in found[verdict])
-    assert trial.passed == (verdict is Verdict.REFUSED)
+    judged = tried(library, wanted, quick=False)
+    found = [each for each in judged if not each.is_met]
+    levels = {each.level for each in found}
+    if defect == "KEEPS_SUMS":  # of the memory at an address, which another case may have had
+        levels.discard(Level.CONVENTION)
+    assert levels == {level}
+    assert all(re.search(said, str(each)) for each in found), [*map(str, found)]
     if defect == "TRUNCATES_HALVES":
         # Up to a whole unit, where rounding may cost a half; in a small tensor none may be so far.
-        assert {each.case.dtype for each in found[verdict]} == {"float16"}
-        assert {(8, 16, 100), (4, 64, 196)} <= {each.case.shape for each in found[verdict]}
-        assert all(1 < each.units < 2 for each in found[verdict])
+        assert {each.case.dtype for each in found} == {"float16"}
+        assert {(8, 16, 100), (4, 64, 196)} <= {each.case.shape for each in found}
+        assert all(1 < each.units < 2 for each in found)
     elif defect == "IGNORES_STRIDES":
         # Every vector that has gaps.
-        assert len(found[verdict]) == len(trial.judged)
+        assert len(found) == len(judged)
 
 
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize(
-    ("defect", "change"),
-    [("SPREADS_NAN", "NaN in grad_out"), ("SUMS_IN_FLOAT", "long sums of one sign")],
-)
-def test_a_defect_of_values_is_seen(tmp_path, defect, change, quick):
-    library = compiled("infiniop.c", tmp_path / "libinfiniop.so", f"-D{defect}")
-    trial = tried(library, of(Topic.SPECIAL), quick)
-    found = defects(trial)
-    assert set(found) == {Verdict.BROKEN}
-    assert change in {each.case.change for each in found[Verdict.BROKEN]}
+def test_a_library_that_needs_no_workspace(tmp_path):
+    library = compiled("infiniop.c", tmp_path / "libinfiniop.so", "-DNEEDS_NO_WORKSPACE")
+    judged = tried(library, lambda case: case.change.startswith("workspace"), quick=False)
+    assert {each.absent for each in judged} == {"it needs no workspace"}
+
+
+@pytest.mark.full
+def test_a_library_that_ends_the_process(tmp_path):
+    library = compiled("infiniop.c", tmp_path / "libinfiniop.so", "-DCRASHES_WHEN_EMPTY")
+    marks = "case(topic='absent', dtype='float32') or case(topic='plain')"
+    status, said, rows = apart(library, marks, tmp_path, "-n", "1", "--quick")
+    assert status == 1, said
+    verdicts = {row["what"] for row in rows.values()}
+    assert verdicts == {"", "the process ends or hangs"}
 
 
 @pytest.mark.parametrize("defect", ["NEVER_BEGINS", "NEVER_COMPUTES"])
 def test_a_library_that_answers_nothing(tmp_path, defect):
     """Its errors for wrong calls, which may be the right ones, are not to its credit."""
     library = compiled("infiniop.c", tmp_path / "libinfiniop.so", f"-D{defect}")
-    trial = tried(library)
-    assert not trial.passed
-    assert Verdict.MET not in verdicts(trial)
-    assert Verdict.REFUSED in verdicts(trial)
+    judged = tried(library)
+    legal = [each for each in judged if not each.case.is_mistake]
     function = {"NEVER_BEGINS": "CreateHandle", "NEVER_COMPUTES": "BatchNormBackward"}[defect]
-    reason = f"INFINI_STATUS_INTERNAL_ERROR: infiniop{function}"
-    assert {name: first.detail for name, first in trial.silent.items()} == {
-        "BatchNormBackward": reason
-    }
-    assert report.claims(trial)[0] == report.Claim(
-        "operators",
-        "BatchNormBackward answers no legal call; the first was "
-        f"plain/train/3x4x5/float32: refused: {reason}",
-        False,
-    )
-    assert report.findings(trial)[0].title == "BatchNormBackward answers no legal call"
+    reason = f"refuses a legal call: INFINI_STATUS_INTERNAL_ERROR: infiniop{function}"
+    assert {fault.what for each in legal for fault in each.faults} == {reason}
+    assert words(legal) == {"wrong"}
+    assert "met" not in words(judged)

@@ -6,10 +6,11 @@ import array_api_strict as xp
 import numpy as np
 import pytest
 from support import Producer, sampled
+from trials import words
 
 import normgrad as ng
 from normgrad import testing
-from normgrad.testing import Topic, Verdict, suites
+from normgrad.testing import Level, Topic, suites
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cpu
@@ -31,17 +32,18 @@ def test_an_exact_module_meets_the_suite(name):
     found = cases(module)
     topics = {case.topic for case in found}
     assert topics == {*Topic} - {
-        *(Topic.MASKS, Topic.ABSENT, Topic.VECTORS, Topic.OUTPUTS, Topic.MISTAKES, Topic.MEMORY)
+        *(Topic.MASKS, Topic.ABSENT, Topic.VECTORS, Topic.OUTPUTS, Topic.MISTAKES),
+        *(Topic.CONCURRENCY, Topic.MEMORY),
     }
     assert {case.dtype for case in found} == {"float32", "float16", "bfloat16", "float64"}
-    told = set()
-    for case in sampled(found, 8, name):
-        judged = testing.run(case, module)
-        told.add(judged.verdict)
-        if not has_rounded_its_mean(case):
-            unanswered = (Verdict.ABSENT, Verdict.REFUSED)  # negative strides, and four axes
-            assert judged.verdict in (Verdict.MET, *unanswered), f"{case}: {judged}"
-    assert Verdict.MET in told
+    judged = [testing.run(case, module) for case in sampled(found, 8, name)]
+    for each in judged:
+        if not has_rounded_its_mean(each.case):
+            whats = {fault.what for fault in each.faults}  # PyTorch wants four axes at most
+            is_refused = any(what.startswith("refuses a legal call: ") for what in whats)
+            is_undefined = each.level is Level.CONVENTION  # of one element
+            assert each.is_met or each.absent or is_refused or is_undefined, f"{each.case}: {each}"
+    assert "met" in words(judged)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,11 @@ def test_an_exact_module_meets_the_suite(name):
         ("EpsOutsideRMSNorm", Topic.PLAIN, "output: "),
         ("SquaresLayerNorm", Topic.MEAN, "output: "),
         ("DetachedLayerNorm", Topic.PLAIN, "grad_input: "),
-        ("WideGroupNorm", Topic.PLAIN, "output: float64 of shape (3, 4, 5); allowed: float32 of "),
+        (
+            "WideGroupNorm",
+            Topic.PLAIN,
+            "output: other dtype or shape: float64 of shape (3, 4, 5); all",
+        ),
         ("InPlaceRMSNorm", Topic.PLAIN, "input: written to"),
         ("InPlaceOnADeviceRMSNorm", Topic.PLAIN, "input: written to"),
     ],
@@ -58,16 +64,16 @@ def test_an_exact_module_meets_the_suite(name):
 def test_a_module_s_defect_is_found(name, topic, detail):
     module = testing.load(f"tried_modules:{name}")
     found = [testing.run(case, module) for case in cases(module) if case.topic is topic]
-    broken = [each for each in found if each.verdict is Verdict.BROKEN]
+    broken = [each for each in found if each.level is Level.WRONG]
     assert broken
-    assert all(detail in each.detail for each in broken), broken
+    assert all(detail in str(each) for each in broken), broken
 
 
 def test_a_module_that_returns_no_tensor_is_refused():
     module = testing.load("tried_modules:TupleRMSNorm")
     judged = testing.run(cases(module)[0], module)
-    reason = "AttributeError: 'tuple' object has no attribute 'backward'"
-    assert (judged.verdict, judged.detail) == (Verdict.REFUSED, reason)
+    reason = "refuses a legal call: AttributeError: 'tuple' object has no attribute 'backward'"
+    assert (judged.level, judged.faults[0].what) == (Level.WRONG, reason)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,11 @@ class Producers:
     framework = "dlpack"
 
     def batch_norm_stats(self, input, *, eps=1e-5):
-        return tuple(map(Producer, ng.batch_norm_stats(np.from_dlpack(input), eps=eps)))
+        try:
+            array = np.from_dlpack(input)
+        except RuntimeError as error:  # NumPy has no bfloat16
+            raise NotImplementedError from error
+        return tuple(map(Producer, ng.batch_norm_stats(array, eps=eps)))
 
 
 def judged(operators, kind, topics):
@@ -133,20 +143,19 @@ def judged(operators, kind, topics):
 def test_tensors_on_a_device():
     topics = (Topic.PLAIN, Topic.OUTPUTS, Topic.VECTORS)
     told = judged(OnADevice, "normalise", topics)
-    assert {each.verdict for each in told} <= {Verdict.MET, Verdict.ABSENT}
-    assert any(each.case.out and each.verdict is Verdict.MET for each in told)
+    assert words(told) <= {"met", "not offered"}
+    assert any(each.case.out and each.is_met for each in told)
     told = judged(ChangesThere, "normalise", (Topic.PLAIN,))
-    assert ["input: written to" in each.detail for each in told] == [True]
+    assert [each.faults[0].what for each in told] == ["input: written to"]
 
 
 @pytest.mark.parametrize("operators", [Strict, Producers])
 def test_tensors_through_dlpack(operators):
     told = judged(operators, "stats", (Topic.PLAIN, Topic.VALUES))
-    wrong = [each for each in told if each.verdict is Verdict.BROKEN]
-    assert not wrong
-    met = {each.case.dtype for each in told if each.verdict is Verdict.MET}
+    assert words(told) <= {"met", "not offered"}, [str(each) for each in told if each.level]
+    met = {each.case.dtype for each in told if each.is_met}
     assert met >= {"float32", "float64"}
     if operators is Strict:  # which has no 16-bit floating-point numbers
-        halves = {each.detail for each in told if each.case.dtype in ("float16", "bfloat16")}
+        halves = {each.absent for each in told if each.case.dtype in ("float16", "bfloat16")}
         assert halves
         assert all(each.startswith("from_dlpack: ") for each in halves)

@@ -1,15 +1,49 @@
-"""What a call's outcome is worth."""
+"""What a call's outcome is worth: levels of faults, and errors in units of two bounds."""
 
 from __future__ import annotations
 
 import numpy as np
+import plain_operators
 import pytest
-from support import Producer
+from support import HALVES, Producer, sampled
+from trials import of, tried
 
 import normgrad as ng
-from normgrad import testing
-from normgrad.testing.cases import Topic
-from normgrad.testing.outcomes import Verdict
+from normgrad import dtypes, precision, reference, testing
+from normgrad.reference import Exact
+from normgrad.testing import Level, Topic
+from normgrad.testing.changes import LONG_SUMS
+from normgrad.testing.outcomes import convention, wrong
+
+WRONG, BEYOND, CONVENTION = Level
+U32, UBF16 = 2.0**-24, 2.0**-8
+
+
+# Verdicts
+
+
+def test_the_gravest_fault_is_the_level():
+    case = testing.cases()[0]
+    faults = (convention("other bits"), testing.Fault(BEYOND, "output"), wrong("input: written to"))
+    for some, level in ((faults, WRONG), (faults[:2], BEYOND), (faults[:1], CONVENTION)):
+        judged = testing.Judged(case, some)
+        assert (judged.level, judged.word, judged.is_met) == (level, level.value, False)
+    assert testing.Judged(case).word == "met"
+    absent = testing.Judged(case, absent="no operator")
+    assert (absent.level, absent.word, absent.is_met) == (None, "not offered", False)
+    assert str(testing.Judged(case, faults[1:])) == "wrong: output; input: written to"
+
+
+def test_all_faults_of_a_strict_implementation_are_wrong():
+    case = testing.cases(kinds=("stats",))[0]
+    outcome = testing.Outcome(faults=(convention("other bits"),), error=("ValueError", "no"))
+    assert [each.level for each in testing.judge(case, outcome).faults] == [CONVENTION, WRONG]
+    assert {each.level for each in testing.judge(case, outcome, strict=True).faults} == {WRONG}
+    mistake = next(case for case in testing.cases(kinds=("stats",)) if case.is_mistake)
+    unnamed = testing.Outcome(error=("RuntimeError", "no"))
+    assert testing.judge(mistake, unnamed).is_met
+    assert testing.judge(mistake, unnamed, strict=True).level is WRONG
+    assert testing.judge(mistake, testing.Outcome(), strict=True).level is WRONG
 
 
 def test_a_wrong_call_is_checked_beside_the_right_one():
@@ -18,26 +52,27 @@ def test_a_wrong_call_is_checked_beside_the_right_one():
             raise TypeError("input: no")
 
     cases = [case for case in testing.cases() if case.kind == "stats"]
-    wrong = next(case for case in cases if case.change == "input: int32")
-    assert testing.run(wrong, ng).verdict is Verdict.MET
-    judged = testing.run(wrong, Refuses)
-    assert (judged.verdict, judged.detail) == (
-        Verdict.ABSENT,
-        "without its mistake the call is refused too: TypeError: input: no",
-    )
+    mistake = next(case for case in cases if case.change == "input: int32")
+    assert testing.run(mistake, ng).is_met
+    assert testing.run(mistake, Refuses).word == "not offered"
 
 
-def test_an_object_is_checked_in_this_process():
-    class Mine:
-        def batch_norm_stats(self, input, *, eps):
-            return input.mean((0, 2)), np.ones(input.shape[1], np.float32)
+@pytest.mark.parametrize(("fills", "level"), [(np.resize, CONVENTION), (None, WRONG)])
+def test_what_is_read_past_an_end_is_no_convention(fills, level):
+    """NaN lies there."""
 
-    case = testing.Case(Topic.VALUES, "stats", (4, 3, 50))
-    judged = testing.run(case, Mine)
-    assert judged.verdict is Verdict.BROKEN
-    assert judged.detail.startswith("invstd: ")
-    assert judged.units > 1
-    assert testing.run(case, ng).verdict is Verdict.MET
+    class Takes:
+        def batch_norm_elemt(self, input, weight, bias, mean, invstd):
+            if weight.shape != bias.shape:
+                past = np.lib.stride_tricks.as_strided(weight, bias.shape)
+                weight = np.resize(weight, bias.shape) if fills else past
+            return ng.batch_norm_elemt(input, weight, bias, mean, invstd)
+
+    change = "weight: an element short"
+    (judged,) = tried(Takes, of(kind="normalise", change=change), quick=False)
+    assert judged.level is level
+    words = "accepts a wrong call" if fills else "reads past the end of weight"
+    assert judged.faults[0].what == words
 
 
 # What a function returned
@@ -58,9 +93,9 @@ def a_case_and_its_result():
 def test_a_result_is_judged_by_itself(change):
     case, found = a_case_and_its_result()
     assert str(testing.check(case, change(found))) == "met"
-    wrong = testing.check(case, change((found.mean, found.invstd * 2)))
-    assert wrong.verdict is Verdict.BROKEN
-    assert str(wrong).startswith("wrong: invstd: ")
+    judged = testing.check(case, change((found.mean, found.invstd * 2)))
+    assert judged.level is WRONG
+    assert str(judged).startswith("wrong: invstd: 4 of 4 elements; at (")
     assert str(testing.check(case, change((found.mean,)))) == "wrong: invstd: not there"
 
 
@@ -73,8 +108,126 @@ def test_what_is_no_tensor_is_named():
 def test_an_error_may_be_the_result():
     refusal = ValueError("input: no")
     case, found = a_case_and_its_result()
-    assert str(testing.check(case, refusal)) == "refused: ValueError: input: no"
+    assert str(testing.check(case, refusal)).startswith("wrong: refuses a legal call: ValueError: ")
     cases = testing.cases(kinds=("stats",))
     mistake = next(case for case in cases if case.change == "input: int32")
     assert str(testing.check(mistake, refusal)) == "met: ValueError: input: no"
-    assert str(testing.check(mistake, found)) == "accepted: input: int32: nothing was said"
+    accepted = testing.check(mistake, found)
+    assert str(accepted) == "another convention: accepts a wrong call: input: int32"
+
+
+# Levels of errors
+
+LEGAL = [topic for topic in Topic if topic is not Topic.MISTAKES]
+QUICK = testing.cases(quick=True)
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Narrow"])
+def test_plainly_good_code_is_never_wrong(kind):
+    """In float64, rounded once; and in float32, term by term, but for what float64 must keep."""
+    operators = getattr(plain_operators, kind)
+    names = {name for name in vars(plain_operators.Plain) if "norm" in name}
+    some = [case for case in QUICK if case.operator in names]
+    if kind == "Narrow":
+        some = [case for case in some if "float64" not in (case.dtype, case.x_dtype)]
+    chosen = {case.name for case in sampled(some, 120, kind)}
+    judged = tried(operators, lambda case: case.name in chosen)
+    assert [each for each in judged if each.level is WRONG] == []
+    levels = {each.level for each in judged}
+    assert levels == {None, CONVENTION, *([BEYOND] if kind == "Narrow" else [])}
+
+
+MANY_ROWS = (1 << 16, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "fields"),
+    [
+        ("SumsInHalves", "layer_norm", {"change": LONG_SUMS, "shape": MANY_ROWS}),
+        ("SumsInHalves", "train", {"change": LONG_SUMS, "shape": MANY_ROWS}),
+        ("Squares", "forward", {"dtype": "float32", "mean": 1e4}),
+        ("Squares", "forward_layer_norm", {"dtype": "float32", "mean": 1e5}),
+    ],
+)
+def test_inaccurate_code_is_wrong(name, kind, fields):
+    judged = tried(getattr(plain_operators, name), of(kind=kind, **fields), quick=False)
+    if name == "SumsInHalves":
+        judged = [each for each in judged if each.case.dtype in HALVES]
+    assert [each.level for each in judged] == [WRONG, WRONG]
+
+
+def test_halves_that_are_rounded_twice_are_beyond_the_bound():
+    kinds = ("forward", "forward_group_norm", "forward_layer_norm")
+    judged = tried(
+        plain_operators.RoundsTwice,
+        lambda case: case.topic is Topic.VALUES and case.kind in kinds,
+    )
+    by_dtype = {case: set() for case in ("float16", "bfloat16", "float32", "float64")}
+    for each in judged:
+        by_dtype[each.case.dtype].add(each.level)
+    assert BEYOND in by_dtype["float16"] & by_dtype["bfloat16"]
+    assert by_dtype["float16"] | by_dtype["bfloat16"] == {None, BEYOND}
+    assert by_dtype["float32"] == by_dtype["float64"] == {None}
+
+
+# The unit of plain code
+
+
+def plain_units(actual, scale, plain=None, data=dtypes.float32, terms=100, one_way=False):
+    exact = Exact(*(None if e is None else np.array([e]) for e in (1.0, scale, plain)))
+    actual = np.array([actual], getattr(actual, "dtype", np.float32))
+    (units,) = precision.plain_error(actual, exact, dtypes.float32, data, terms, one_way)
+    return units
+
+
+def test_plain_code_is_off_by_sixteen_roundoffs_and_the_root_of_the_terms():
+    """36 roundoffs of the scale for 100 terms; 2⁻¹⁹ are 32 of float32's."""
+    actual = np.float32(1 + 2**-19)
+    assert plain_units(actual, 1.0) == pytest.approx(32 / 36)
+    assert plain_units(actual, 2.0) == pytest.approx(16 / 36)
+    assert plain_units(actual, 1.0, terms=1) == pytest.approx(32 / 18)
+    # The plain scale, where there is one; all terms, where roundings go one way.
+    assert plain_units(actual, 1.0, 4.0) == pytest.approx(8 / 36)
+    assert plain_units(actual, 1.0, one_way=True) == pytest.approx(32 / 116)
+
+
+def test_plain_code_rounds_halves_four_times():
+    off = 1 + 8 * UBF16
+    both = 4 * UBF16 + 36 * U32
+    assert plain_units(np.float32(off), 1.0, data=dtypes.bfloat16) == pytest.approx(
+        8 * UBF16 / both
+    )
+    assert plain_units(np.array(off, dtypes.bfloat16.numpy), 1.0) == pytest.approx(8 * UBF16 / both)
+    # The scale itself: that of the terms apart says how the mean is rounded, which is no half.
+    wide = plain_units(np.float32(off), 1.0, 4.0, data=dtypes.bfloat16)
+    assert wide == pytest.approx(8 * UBF16 / (4 * UBF16 + 4 * 36 * U32))
+
+
+def test_plain_code_may_overflow_only_near_the_largest_number():
+    most = float(np.finfo(np.float16).max)
+    for value, units in ((most, 0.0), (most / 2, np.inf)):
+        exact = Exact(np.array([value]), np.array([value]))
+        actual = np.array([np.inf], np.float16)
+        (found,) = precision.plain_error(actual, exact, dtypes.float32, dtypes.float16, 1)
+        assert found == units
+
+
+def test_the_plain_scale_has_the_mean_as_a_term_of_its_own():
+    """The data 9 and 11: mean 10, x − mean 1, 1/std 1."""
+    x, zero = np.array([[9.0, 11.0]], np.float32).T, np.zeros(1, np.float32)
+    found = reference.batch_norm(x, training=True, eps=0.0, running_var=zero, momentum=1.0)
+    output, mean, invstd = (found[name] for name in ("output", "mean", "invstd"))
+    assert output.value.ravel().tolist() == [-1, 1]
+    assert output.scale.ravel().tolist() == [2, 2]  # |x − μ| + Σ|x − μ|/m
+    assert output.plain.ravel().tolist() == [2 + 9 + 10, 2 + 11 + 10]
+    assert (mean.value, mean.scale, mean.plain) == (10, 10, None)
+    assert (invstd.value, invstd.scale, invstd.plain) == (1, 1, 1 + 10)
+    var = found["running_var"]
+    assert (var.value, var.scale, var.plain) == (2, 2, 2 * (1 + 10))
+    given = reference.batch_norm_elemt(x, None, None, zero + 10, zero + 1)["output"]
+    assert given.scale.ravel().tolist() == [1, 1]
+    assert given.plain.ravel().tolist() == [19, 21]
+    dy = np.array([[1.0, 2.0]], np.float32).T
+    sums = reference.batch_norm_backward_reduce(dy, x, zero + 10, zero + 1)["sum_dy_xmu"]
+    assert (sums.value, sums.scale) == (1, 3)
+    assert sums.widest == pytest.approx(3 + 1 * 19 + 2 * 21, abs=1e-6)  # a difference quotient

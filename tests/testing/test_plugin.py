@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
 import os
 import re
 import subprocess
@@ -11,117 +14,188 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.every_case,
-    pytest.mark.skipif(sys.platform == "win32", reason="descriptors are handed on"),
-]
+from normgrad.testing.plugin import COLUMNS
+
+pytestmark = pytest.mark.every_case
 
 HERE = Path(__file__).parent
+NAMED = "normgrad.testing"
+MASKS = "case(topic='masks', kind='train')"
 
 
-@pytest.fixture
-def under_pytest(tmp_path):
-    """Runs pytest in a folder without settings; gives its exit status and what it says."""
+@pytest.fixture(autouse=True)
+def _elsewhere(_here, monkeypatch, tmp_path):
+    """In a folder without conftest.py, from which the tried modules are still found."""
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.chdir(tmp_path)
 
-    def run(backend, *arguments, named="normgrad.testing"):
-        # By its name too, since an installation from before the plugin has no entry point.
-        command = [sys.executable, "-m", "pytest", "-p", "normgrad.pytest_plugin", "--pyargs"]
-        done = subprocess.run(
-            [*command, named, "--backend", backend, "-q", "--strict-markers", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(HERE), "PYTEST_ADDOPTS": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
+
+def under_pytest(subject, *arguments):
+    """Run pytest in this process; return its exit status and what it says."""
+    fixed = ("-c", os.devnull, "--rootdir=.", "-p", "no:cacheprovider", "-q", "--strict-markers")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = pytest.main(
+            [*fixed, "--pyargs", NAMED, "--subject", subject, *map(str, arguments)]
         )
-        return done.returncode, done.stdout, done.stderr
-
-    return run
+    return int(status), said.getvalue()
 
 
-def test_a_test_for_each_case(under_pytest, tmp_path):
-    """In pytest-xdist, selected by marks, with the largest error in JUnit's file."""
-    status, said, _ = under_pytest(
-        "tried_operators:Inexact",
-        "--quick",
-        "-n1",
-        "-m",
-        "case(topic='mean', dtype='float32') and not case(kind='train_without_statistics')",
-        "--junitxml=found.xml",
-    )
+def apart(subject, *arguments, named=NAMED):
+    """The same in a process of its own, which may end."""
+    # By its name too, since an installation from before the plugin has no entry point.
+    command = [sys.executable, "-m", "pytest", "-p", "normgrad.pytest_plugin", "--pyargs", named]
+    done = subprocess.run(
+        [*command, "--subject", subject, "-q", "--strict-markers", "-p", "no:cacheprovider",
+         "-c", os.devnull, "--rootdir=.", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}", "PYTEST_ADDOPTS": ""},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_what_a_run_writes_and_says(tmp_path):
+    """In pytest-xdist: a test for each case, with its properties; a file; and the findings."""
+    status, said, _ = apart(
+        "tried_operators:Doubles", "--quick", "-n1", "-m", "case(topic='values') or "
+        "case(topic='masks')", "--junitxml", tmp_path / "found.xml",
+        "--csv", tmp_path / "found.csv",
+    )  # fmt: skip
     assert status == 1
+    with (tmp_path / "found.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
     tests = list(Xml.parse(tmp_path / "found.xml").iter("testcase"))
-    assert {each.get("classname") for each in tests} == {"normgrad.testing.test_backend"}
-    form = r"test_case\[mean/(train|eval)/8x4x16x16/float32/\w+/mean=[\d.e+]+\]"
-    assert tests
+    assert {each.get("classname") for each in tests} == {"normgrad.testing.test_subject"}
+    assert {f"test_case[{row['case']}]" for row in rows} == {each.get("name") for each in tests}
+    verdicts = {row["case"]: row["verdict"] for row in rows}
     for each in tests:
-        assert re.fullmatch(form, each.get("name")), each.get("name")
-        (message,) = (failure.get("message") for failure in each.iter("failure"))
-        assert message.startswith("Failed: tried_operators:Inexact: wrong: grad_weight: ")
-        (units,) = (p.get("value") for p in each.iter("property"))
-        assert float(units) > 1
-    assert f"{len(tests)} failed in " in said
+        properties = {each.get("name"): each.get("value") for each in each.iter("property")}
+        assert properties.keys() == {"verdict", "error / bound", "error / plain code", "faults"}
+        verdict = verdicts[each.get("name")[len("test_case[") : -1]]
+        assert properties["verdict"] == verdict
+        assert [*each.iter("failure")] == [] or verdict == "wrong"
+    wrong = [row for row in rows if row["verdict"] == "wrong"]
+    assert 0 < len(wrong) < len(rows)
+    assert all(float(row["error / plain code"]) > 1 for row in wrong)
+    assert {row["what"] for row in wrong} == {"invstd"}
+    lines = said.splitlines()
+    (table,) = (line.split() for line in lines if line.startswith("batch_norm_stats "))
+    assert table[1] == str(len(rows))
+    (finding,) = (line for line in lines if line.startswith("wrong: batch_norm_stats: inv"))
+    number = len(wrong)
+    command = lines[lines.index(finding) + 2]
+    assert command.startswith("    normgrad verify tried_operators:Doubles --case values/stats/33x")
+    assert f"of {len(rows)} cases offered {number} are wrong (" in said
+    assert re.search(rf"\n{number} failed, ", said)
+
+
+WEIGHT = "absent/train/3x4x25/float32/contiguous/absent=weight"
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ("--case", WEIGHT),
+        ("-k", "absent/train/ and weight and bfloat16"),
+        ("--quick", "-m", "case(topic='plain', kind='eval', dtype='float32', device='cpu')"),
+    ],
+)
+def test_cases_are_selected_by_name_words_or_marks(chosen):
+    status, said = under_pytest("tried_operators:Right", *chosen)
+    assert (status, said.splitlines()[-1][:8]) == (0, "1 passed"), said
 
 
 @pytest.mark.full
-def test_one_test_by_its_name(under_pytest):
-    name = "normgrad.testing::test_case[absent/train/3x4x25/float32/contiguous/absent=weight]"
-    status, said, _ = under_pytest("tried_operators:Talks", "-W", "error", named=name)
-    assert (status, said.splitlines()[-1][:9]) == (0, "1 passed ")
+def test_one_test_by_its_name():
+    """In another folder, and without any warning."""
+    named = f"{NAMED}::test_case[{WEIGHT}]"
+    status, said, _ = apart("tried_operators:Right", "-W", "error", named=named)
+    assert (status, said.splitlines()[-1][:9]) == (0, "1 passed "), said
 
 
-def test_what_is_not_offered_is_skipped_and_refusals_are_no_failures(under_pytest):
-    words = "4x6x9x11 or test_answers or (plain and stats)"
-    status, said, _ = under_pytest("tried_operators:Selective", "--quick", "-rs", "-k", words)
+def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own():
+    chosen = ("--quick", "-m", MASKS)
+    status, said = under_pytest("tried_operators:Inexact", *chosen)
     assert status == 0
-    assert "not offered: float32 alone" in said
-    assert "refused: RuntimeError: four axes alone" in said
-    assert " passed, " in said
+    assert re.search(r"of (\d+) cases offered 0 are wrong, \d+ beyond the bound, \d+ met\n", said)
+    assert re.search(r"\n\d+ passed, \d+ deselected, \d+ beyond the bound in ", said), said
+    for bound, expected in ((1e9, 0), (1.5, 1)):
+        status, _ = under_pytest("tried_operators:Inexact", *chosen, "--bound", bound)
+        assert status == expected
+
+
+def test_cases_that_are_expected_to_fail(tmp_path):
+    file = tmp_path / "xfails.txt"
+    file.write_text("# all of these\n\nplain/train/*  # sums\nplain/eval/3x4x5/*\n")
+    chosen = ("--quick", "-k", "plain/train/ or plain/eval", "-rxX", "--xfails", file)
+    status, said = under_pytest("tried_operators:WritesToInputs", *chosen)
+    assert status == 0
+    assert re.search(r"\nXFAIL .*\[plain/train/3x4x5/float32/contiguous\] - sums\n", said)
+    assert re.search(r"\D2 xfailed", said), said
+    status, said = under_pytest("tried_operators:Right", *chosen)
+    assert (status, re.search(r"\D2 xpassed", said) is None) == (0, False), said
+
+
+def test_what_is_not_offered_is_skipped():
+    words = "4x6x9x11 or plain"
+    status, said = under_pytest("tried_operators:Selective", "--quick", "-rs", "-k", words)
+    assert status == 1  # three axes are refused
+    assert "float32 alone" in said
+    assert re.search(r"\n1 failed, \d+ passed, \d+ skipped, ", said)
     # What has no such operator has no such tests.
     assert "forward" not in said
 
 
-def test_a_crash_fails_a_test_in_a_process_of_its_own(under_pytest):
-    topic = "case(topic='vectors', kind='train')"
-    status, said, _ = under_pytest("tried_operators:Crashes", "--quick", "--isolate", "-m", topic)
-    assert status == 1
-    assert "tried_operators:Crashes: crashed: SIGSEGV: going down\n" in said
-    assert re.search(r"\n1 failed, \d+ passed", said)
-
-
-def test_an_operator_that_answers_nothing_fails(under_pytest):
-    status, said, _ = under_pytest(
-        "fooling_operators:OtherSignatures", "--quick", "-k", "test_answers or plain"
+def test_a_crash_fails_one_test_and_the_others_go_on():
+    plain = "case(topic='plain', operator='batch_norm_backward')"
+    status, said, _ = apart(
+        "tried_operators:Crashes", "--quick", "-m", f"{MASKS} or {plain}", "-k", "contiguous", "-n1"
     )
     assert status == 1
-    assert (
-        "\nfooling_operators:OtherSignatures: batch_norm_stats answers no legal call; the first "
-        "was plain/stats/3x4x5/float32/contiguous: not offered: no parameter eps\n"
-    ) in said
-    assert re.search(r"\n2 failed, 2 skipped", said)
+    (finding,) = (line for line in said.splitlines() if line.startswith("wrong: "))
+    assert "the process ends or hangs" in finding, said
+    failed, passed = (int(re.search(rf"(\d+) {word}", said)[1]) for word in ("failed", "passed"))
+    assert f"({failed} of " in finding
+    assert passed > failed > 0
 
 
-@pytest.mark.parametrize(
-    ("backend", "options", "reason"),
-    [
-        ("nowhere:Ops", (), "nowhere:Ops: cannot import nowhere: ModuleNotFoundError: No module "),
-        ("fooling_operators:ExitsWhenMade", ("--isolate",), "it cannot be loaded: exit status 0"),
-    ],
-)
-def test_what_cannot_be_loaded_is_said_first(under_pytest, backend, options, reason):
-    status, said, error = under_pytest(backend, *options)
-    assert (status, said) == (4, "")
-    assert error.startswith(f"ERROR: --backend: {reason}")
+def test_a_hang_fails_one_test(tmp_path):
+    mask = "masks/train/3x4x5x6/float32/contiguous/mask=000"
+    status, said, _ = apart(
+        "tried_operators:Hangs",
+        "-n1",
+        "-m",
+        MASKS,
+        "-k",
+        "contiguous",
+        "--timeout=3",
+        "--timeout-method=thread",
+    )
+    assert status == 1
+    assert (tmp_path / "hangs").exists()
+    assert re.search(r"\n1 failed, 7 passed", said), said
+    assert f"    {mask}: " in said
+    assert "the process ends or hangs" in said
+
+
+def test_operators_of_one_s_own():
+    """From the hook of the module that has the functions; those without a function are left out."""
+    status, said = under_pytest("own_operators:Right", "-q")
+    assert status == 0, said
+    assert "scale" not in said
+    status, said = under_pytest("own_operators:Wrong", "--quick", "-m", "case(topic='absent')")
+    assert status == 1
+    assert "\nwrong: add_rms_norm: output (" in said
+    assert "    normgrad verify own_operators:Wrong --case absent/add_rms_norm/" in said
 
 
 def test_other_runs_of_pytest_have_no_options_of_ours(tmp_path):
     (tmp_path / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n    parser.addoption('--backend', '--quick')\n"
+        "def pytest_addoption(parser):\n    parser.addoption('--subject', '--quick')\n"
     )
     (tmp_path / "test_mine.py").write_text("def test_mine(): pass\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "normgrad.pytest_plugin", "--backend", "x", "-q"],
+        [sys.executable, "-m", "pytest", "-p", "normgrad.pytest_plugin", "--subject", "x", "-q"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import os
 from importlib import metadata
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from normgrad import testing
-from normgrad.testing import Topic, Verdict, suites
+from normgrad.testing import Topic, suites
 
 pytestmark = [pytest.mark.cpu, pytest.mark.every_case]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "verify"
+#: The line before the table in docs/verify.md.
+MARKER = "<!-- compare.py -->\n"
 
 
 @pytest.fixture
@@ -23,8 +26,13 @@ def compare(monkeypatch):
     """The script that tries the adapters."""
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.chdir(FOLDER)
-    pytest.importorskip("jinja2")
+    pytest.importorskip("typer")
     return importlib.import_module("compare")
+
+
+def rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
 
 
 def test_every_adapter_is_python_and_tried(compare):
@@ -51,16 +59,44 @@ def test_an_adapter_meets_a_plain_call(compare, name, monkeypatch):
     for spec in library.specs:
         runner = testing.load(spec)
         plain = [each for each in suites.cases_of(runner, True) if each.topic is Topic.PLAIN]
-        verdicts = {testing.run(case, runner).verdict for case in plain if runner.has(case)}
-        assert Verdict.MET in verdicts, spec
+        judged = [testing.run(case, runner) for case in plain if runner.has(case)]
+        wrong = {
+            each["finding"].partition(":")[0]
+            for each in rows(compare.FINDINGS)
+            if each["library"] == name
+        }
+        assert any(each.is_met or each.case.operator in wrong for each in judged), spec
+        assert all(each.units is not None for each in judged), spec
 
 
 def test_the_page_has_the_table_of_the_results(compare):
     page = (ROOT / "docs" / "verify.md").read_text("utf-8")
-    lines = list(compare.tables())
-    assert len(lines) == 2 + len(list(compare.RESULTS.glob("verify-*.csv")))
-    assert "\n".join(lines) in page
-    for path in compare.RESULTS.glob("verify-*.csv"):
-        name = path.stem.removeprefix("verify-")
-        assert (compare.PAGES / f"{name}.html").is_file()
-        assert name in compare.LIBRARIES
+    table = "\n".join(compare.table())
+    assert page.partition(MARKER)[2].lstrip("\n").startswith(f"{table}\n")
+
+
+def test_the_page_of_findings_is_of_the_results(compare):
+    assert compare.PAGE.read_text("utf-8") == "\n".join([*compare.page(), ""])
+
+
+def test_the_results_are_of_one_run_of_each_library(compare):
+    runs = rows(compare.RUNS)
+    assert [each["library"] for each in runs] == [*compare.LIBRARIES]
+    found = rows(compare.FINDINGS)
+    for run in runs:
+        name = run["library"]
+        verdicts = {each["case"]: each["verdict"] for each in rows(compare.RESULTS / f"{name}.csv")}
+        for word in compare.WORDS[1:]:
+            assert int(run[word]) == [*verdicts.values()].count(word)
+        assert int(run["met"]) + len(verdicts) == int(run["offered"])
+        smallest = {each["smallest case"] for each in found if each["library"] == name}
+        assert smallest <= {case for case, word in verdicts.items() if word == "wrong"}
+        assert bool(smallest) == ("wrong" in verdicts.values())
+
+
+def test_a_program_shows_every_finding(compare):
+    for each in rows(compare.FINDINGS):
+        scripts = compare.scripts_of(each)
+        assert scripts, each["finding"]
+        for script in scripts:
+            assert (compare.RESULTS / script).is_file()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
 import normgrad as ng
+from normgrad.operators.by_name import FUNCTIONS
 
 
 class Right:
@@ -20,6 +20,9 @@ class Right:
 
     batch_norm_backward = staticmethod(ng.batch_norm_backward)
     set_num_threads = staticmethod(ng.set_num_threads)
+
+
+right = Right()
 
 
 class _Changed:
@@ -32,6 +35,8 @@ class _Changed:
 
 
 class Inexact(_Changed):
+    """The weight's gradient is off by 2⁻¹⁶, the gradients of evaluation by 4 roundoffs of it."""
+
     def change(self, tensors, result):
         if result[1] is not None:
             result[1] = result[1] * np.float32(1 + 2**-16)
@@ -60,98 +65,101 @@ class WritesToInputs(_Changed):
         return result
 
 
-class Unsteady(_Changed):
-    calls = itertools.count()
-
-    def change(self, tensors, result):
-        if result[2] is not None and next(self.calls) % 2:
-            result[2] = np.nextafter(result[2], result[2].dtype.type(np.inf))
-        return result
-
-
 class Crashes(_Changed):
+    """Where the mask has not all outputs."""
+
     def change(self, tensors, result):
-        if not tensors[1].flags.c_contiguous:
+        if any(each is None for each in result):
             print("going down", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         return result
 
 
-class Leaves(_Changed):
-    def change(self, tensors, result):
-        os._exit(3)
-
-
 class Hangs(_Changed):
+    """Where the mask has no output; the first time, a file says so."""
+
     def change(self, tensors, result):
-        if not tensors[1].flags.c_contiguous:
+        if all(each is None for each in result):
+            Path("hangs").touch()
             time.sleep(600)
         return result
 
 
-class HangsAlways(_Changed):
-    def change(self, tensors, result):
-        time.sleep(600)
-
-
-class Talks(_Changed):
-    """Whatever it prints is nobody's message."""
-
-    def change(self, tensors, result):
-        print("hello")
-        os.write(1, b"\xff\x00" * 100)
-        return result
-
-
-class IgnoresOut:
-    def batch_norm_elemt(self, input, weight, bias, mean, invstd, *, out=None):
-        return ng.batch_norm_elemt(input, weight, bias, mean, invstd)
-
-
-class NoTensors:
-    framework = "torch"
-
+class _Statistics:
     def batch_norm_stats(self, input, *, eps=1e-5):
+        return self.change(input, ng.batch_norm_stats(input, eps=eps))
+
+
+class NoTensors(_Statistics):
+    def change(self, input, result):
         return 1, None
 
 
-class Integers:
-    def batch_norm_stats(self, input, *, eps=1e-5):
-        return tuple(each.astype(np.int64) for each in ng.batch_norm_stats(input, eps=eps))
+class Lists(_Statistics):
+    def change(self, input, result):
+        return tuple(each.tolist() for each in result)
 
 
-class CrashesLater:
-    """Right; but some time after an answer the process ends."""
+class Objects(_Statistics):
+    def change(self, input, result):
+        return tuple(each.astype(object) for each in result)
 
-    calls = 0
 
-    def batch_norm_stats(self, input, *, eps=1e-5):
-        CrashesLater.calls += 1
-        if CrashesLater.calls == 3:
-            threading.Timer(0.01, os.abort).start()
+class Integers(_Statistics):
+    def change(self, input, result):
+        return tuple(each.astype(np.int64) for each in result)
+
+
+class ReturnsInputs(_Statistics):
+    def change(self, input, result):
+        return input, input
+
+
+class Doubles(_Statistics):
+    """1/std twice what it is in float16, and where the elements of a row do not lie together."""
+
+    def change(self, input, result):
+        mean, invstd = result
+        is_apart = input.strides[-1] != input.itemsize
+        return mean, invstd * (2 if is_apart or input.dtype == np.float16 else 1)
+
+
+class Selective:
+    """Float32 and four axes alone."""
+
+    def batch_norm_stats(self, input, *, eps):
+        if input.dtype != np.float32:
+            raise NotImplementedError("float32 alone")
+        if input.ndim != 4:
+            raise RuntimeError(f"four axes alone, not {input.ndim}")
         return ng.batch_norm_stats(input, eps=eps)
 
 
-class CrashesOnceAndForAll:
-    """After a first crash it cannot be loaded any more."""
+class Refuses:
+    """Has every operator, and answers nothing: its errors for wrong calls mean nothing."""
 
-    def __init__(self):
-        if Path(os.environ["CRASHED"]).exists():
-            raise RuntimeError("the device is gone")
+    def __getattr__(self, name):
+        if name not in FUNCTIONS:
+            raise AttributeError(name)
+        return self.refuse
 
-    def batch_norm_stats(self, input, *, eps=1e-5):
-        Path(os.environ["CRASHED"]).touch()
-        os.abort()
+    def refuse(self, *tensors, **options):
+        raise ValueError("grad_out: not today")
 
 
-class StartsPrograms:
-    """And ends, while what it started lives and holds what it inherited."""
+class Unwritten(Refuses):
+    def refuse(self, *tensors, **options):
+        raise NotImplementedError
 
-    def batch_norm_stats(self, input, *, eps=1e-5):
-        if os.fork() == 0:
-            time.sleep(60)
-            os._exit(0)
-        os.abort()
+
+class OtherSignatures:
+    """The functions are there, their parameters are not."""
+
+    def batch_norm_stats(self, input):
+        return ng.batch_norm_stats(input)
+
+    def batch_norm_elemt(self, input):
+        return input
 
 
 class Careless:
@@ -172,38 +180,60 @@ class Careless:
         return (w * r * (dy - inner)).astype(input.dtype)
 
 
-class Selective:
-    """Float32 alone."""
+class _Keeps:
+    """Right, and keeps something of every call."""
+
+    def __init__(self):
+        self.kept = []
 
     def batch_norm_stats(self, input, *, eps):
-        if input.dtype != np.float32:
-            raise NotImplementedError("float32 alone")
-        if input.ndim != 4:
-            raise RuntimeError("four axes alone")
+        self.kept.append(self.of(input))
         return ng.batch_norm_stats(input, eps=eps)
 
 
-class WritesBeside:
-    def batch_norm_elemt(self, input, weight, bias, mean, invstd, *, out=None):
-        result = ng.batch_norm_elemt(input, weight, bias, mean, invstd, out=out)
-        if out is not None and out.base is not None and out.base.size > out.size:
-            out.base.reshape(-1)[0] = 7
-        return result
+class KeepsAnObject(_Keeps):
+    def of(self, input):
+        return object()
+
+
+class KeepsMemoryOfC(_Keeps):
+    """The C library's memory, which Python knows nothing of."""
+
+    library = ctypes.CDLL(None)
+
+    def of(self, input):
+        self.library.malloc(64)
+
+
+class KeepsCycles(_Keeps):
+    """Objects in a cycle, which are freed in the end: no leak."""
+
+    def of(self, input):
+        cycle = []
+        cycle.append(cycle)
+
+
+class FillsACache(_Keeps):
+    """Of the first calls alone: no leak."""
+
+    def of(self, input):
+        if len(self.kept) > 20:
+            self.kept.pop()
+        return np.zeros(1000)
 
 
 class Nothing:
     """No operators."""
 
 
-class OtherDevice:
-    framework, device = "torch", "nowhere"
+class CannotBeMade(Right):
+    def __init__(self):
+        sys.exit("no device")
 
-    def batch_norm_stats(self, input, *, eps=1e-5):
-        raise AssertionError
+
+class OtherDevice(Right):
+    framework, device = "torch", "nowhere"
 
 
 class OtherFramework(Right):
     framework = "jax"
-
-
-right = Right()

@@ -169,7 +169,7 @@ def _clean() -> None:
 
 
 app.command("bench")(bench.bench)
-app.command("verify")(verify.verify)
+app.command("verify", context_settings=verify.SETTINGS)(verify.verify)
 app.command("warmup")(warmup.warmup)
 
 app.add_typer(aclnn.app, name="aclnn")

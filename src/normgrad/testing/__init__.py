@@ -8,23 +8,26 @@
         print(case, testing.check(case, result))
 
 A case is a call of one operator. Checking a case compares the call's results with the float64
-oracle (:mod:`normgrad.reference`) in units of the error bound (:mod:`normgrad.precision`).
-``pytest --pyargs normgrad.testing --backend module:Name`` has a test for each case, and ``normgrad
-verify`` writes a report on all of them.
+oracle (:mod:`normgrad.reference`), in units of normgrad's error bound and of what plain float32
+code gives (:mod:`normgrad.precision`).
+``pytest --pyargs normgrad.testing --subject module:Name`` has a test for each case, and ``normgrad
+verify module:Name`` is the same with workers, in which a crash loses one case alone.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..contract import Kind
 from .cases import Case, Topic
 from .conversions import outputs
-from .outcomes import Judged, Outcome, Verdict, judge
+from .findings import Finding, findings
+from .outcomes import Fault, Judged, Level, Outcome, judge
+from .own import Operator
 from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
 from .suites import SUITES, load, run
 from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
-from .trials import Trial, TrialInterrupted, try_cases
 
 __all__ = [
     "FORWARD",
@@ -33,23 +36,25 @@ __all__ = [
     "SUITES",
     "Call",
     "Case",
+    "Fault",
+    "Finding",
     "Implementation",
     "Judged",
+    "Kind",
+    "Level",
+    "Operator",
     "Outcome",
     "Subject",
     "SubjectError",
     "Topic",
-    "Trial",
-    "TrialInterrupted",
-    "Verdict",
     "cases",
     "check",
+    "findings",
     "judge",
     "lay_out",
     "load",
     "make",
     "run",
-    "try_cases",
 ]
 
 

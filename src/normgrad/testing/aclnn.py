@@ -42,7 +42,7 @@ from .libraries import (
 )
 from .memory import Watched, guarded
 from .neighbours import Neighbours, keeps, neighbours
-from .outcomes import Outcome
+from .outcomes import Outcome, convention
 from .subjects import OTHER_BITS, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
 
@@ -173,7 +173,8 @@ class Aclnn(Steps):
             if request.runs > 1:
                 now = Outcome(self.outputs())
                 other = unlike(before, now)
-                self.faults += [f"{o}: {OTHER_BITS} when the executor runs again" for o in other]
+                how = f"{OTHER_BITS} when the executor runs again"
+                self.faults += [convention(how, name) for name in other]
                 before = now
 
     def _argument(self, name: str, value: Argument) -> Any:
@@ -460,7 +461,8 @@ def _all(product: Product) -> tuple[Case, ...]:
             for kind in ("train", "reduce", "elemt", "group_norm"):
                 base = replace(_base_case(kind, product), topic=topic)
                 cases += varied(base, change=mistakes(kind, product))
-        elif topic is not Topic.MEMORY:  # the suite's own checks of a library's memory would show
+        # The suite's own checks of a library's memory would show, and a device is a thread's.
+        elif topic not in (Topic.MEMORY, Topic.CONCURRENCY):
             cases += [case for kind in kinds for case in _of_operators(product, kind, topic)]
     return tuple(cases)
 

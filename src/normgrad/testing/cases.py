@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from ..operators.by_name import plan
 from ..reference import Exact
+from ..tensor import TensorSpec
 from . import changes
 from .tensors import Call, Shape, lay_out, make, operator_of
 
@@ -30,12 +32,16 @@ class Topic(Enum):
     SPECIAL = "NaN, infinities, extremes"
     MISTAKES = "wrong arguments"
     DETERMINISM = "the same bits again"
+    CONCURRENCY = "calls at once"
     MEMORY = "no memory kept"
 
     def __str__(self) -> str:
         return self.value
 
 
+_SAVED, _RUNNING = ("save_mean", "save_invstd"), ("running_mean", "running_var")
+#: The value of ``Case.out`` for an array that owns its memory, as ``numpy.empty`` gives.
+OWNED = "owned"
 #: Values of ``Case.out`` besides layouts: the output is written over this input.
 IN_PLACE = {"over grad_out": "grad_out", "over input": "input"}
 
@@ -53,8 +59,10 @@ class Case:
         layout, x_layout: the memory layouts of grad_out and input.
         vectors: the memory layout of the per-channel vectors.
         channel_axis, groups: the operator's options.
-        mean: the input's mean; its standard deviation is 1.
-        absent: tensors that are left out.
+        mean, std: the input's mean and standard deviation.
+        absent: tensors that are left out, and options that keep their defaults.
+        eps, momentum: these options, where they are not the usual ones.
+        row_axes: the number of axes of a row, where it is not the usual one; see :func:`make`.
         mask: which outputs to compute; all if empty.
         out: the layout of the data output that the caller gives, one of ``IN_PLACE``, or empty.
         change: the change made to the tensors last, of ``twists`` or of ``changes.mistakes``.
@@ -73,15 +81,16 @@ class Case:
     channel_axis: int = 1
     groups: int = 1
     mean: float = 0.3
+    std: float = 1.0
     absent: tuple[str, ...] = ()
+    eps: float | None = None
+    momentum: float | None = None
+    row_axes: int | None = None
     mask: tuple[bool, ...] = ()
     out: str = ""
     change: str = ""
     normal: bool = False
 
-    #: Whether the outputs' shapes and dtypes must be the operator's; else the implementation
-    #: checks them, or they are the caller's own.
-    has_contract: ClassVar[bool] = True
     #: Changes to special values, by name.
     twists: ClassVar[Mapping[str, changes.Change]] = changes.TWISTS
     #: Fields that every name has, after the topic and the kind, and fields that ``name`` skips.
@@ -114,6 +123,48 @@ class Case:
         return f"{self.layout}+{self.x_layout}" if self.x_layout else self.layout
 
     @property
+    def is_essential(self) -> bool:
+        """Whether a quick run keeps the case, whatever it leaves of its topic."""
+        return (
+            (self.mask == (False, False, True) and self.layout == "channels_last")
+            or (self.topic is Topic.SHAPES and 1 < len(self.shape) == 3 and self.shape[1] == 1)
+            or (self.topic is Topic.SHAPES and len(self.shape) == 5 and self.layout != "contiguous")
+            or self.channel_axis in (0, 2, -2)
+            or self.out in ("over grad_out", OWNED)
+            or not self.eps == self.momentum == self.row_axes is None
+            or changes.is_essential(self.change)
+        )
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether intermediate results may leave float32's range, which plain code may not mind."""
+        return not self.is_mistake and self.change in changes.EXTREME
+
+    @property
+    def is_our_meaning(self) -> bool:
+        """Whether statistics are left out to which, if absent, normgrad alone gives a meaning."""
+        needed = {"train": _SAVED, "eval": _RUNNING, "forward_eval": _RUNNING}.get(self.kind, ())
+        return self.kind == "train_without_statistics" or bool({*needed} & {*self.absent})
+
+    @property
+    def goes_one_way(self) -> bool:
+        """Whether a long sum's roundings may all go one way, as where values repeat."""
+        return self.change == changes.LONG_SUMS or self.layout in ("expanded", "constant")
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether a layer of a framework may make such a call.
+
+        Its data have one dtype and dense layout, with channels on axis 1, and it gives no output.
+        """
+        usual = all(
+            getattr(self, name) == getattr(Case, name)
+            for name in ("x_dtype", "x_layout", "channel_axis", "out")
+        )
+        is_dense = self.layout in ("contiguous", "channels_last", "constant")
+        return usual and is_dense and not self.is_mistake
+
+    @property
     def is_mistake(self) -> bool:
         """Whether the call must be refused."""
         return self.topic is Topic.MISTAKES
@@ -126,6 +177,10 @@ class Case:
         """The oracle's outputs of the case's call by name, each with its scale."""
         return call.exact()
 
+    def output_specs(self, call: Call) -> Sequence[TensorSpec | None]:
+        """What the outputs must be like, None for those masked off; none if a subject checks it."""
+        return plan(call.name, **call.tensors, **call.options, out=call.out).output_specs
+
     def status(self) -> str:
         """The status with which a library must refuse a wrong call; empty for Python functions."""
         return ""
@@ -134,9 +189,12 @@ class Case:
         """Make the call's tensors, with the same values each time."""
         call = self.unchanged()
         if self.change:
-            known = changes.mistakes(call) if self.is_mistake else self.twists
-            known[self.change].make(call)
+            self.changes_of(call)[self.change].make(call)
         return call
+
+    def changes_of(self, call: Call) -> Mapping[str, changes.Change]:
+        """The changes of which ``change`` names one."""
+        return changes.mistakes(call) if self.is_mistake else self.twists
 
     def unchanged(self) -> Call:
         """The call without its change."""
@@ -151,8 +209,16 @@ class Case:
             channel_axis=self.channel_axis,
             num_groups=self.groups,
             mean=self.mean,
+            std=self.std,
+            row_axes=self.row_axes,
         )
-        call.tensors.update(dict.fromkeys(self.absent))
+        for name in self.absent:
+            if name in call.options:
+                del call.options[name]
+            else:
+                call.tensors[name] = None
+        numbers = {"eps": self.eps, "momentum": self.momentum}
+        call.options |= {name: each for name, each in numbers.items() if each is not None}
         if self.vectors != "contiguous":
             for name, value in call.arrays.items():
                 if changes.is_vector(call, name):
@@ -161,6 +227,8 @@ class Case:
             call.options |= changes.mask_options(call, self.mask)
         if self.out in IN_PLACE:
             call.give(call.tensors[IN_PLACE[self.out]])
+        elif self.out == OWNED:
+            call.give(np.full(call.arrays["input"].shape, np.nan, call.arrays["input"].dtype))
         elif self.out:
             like = call.arrays["input"]
             call.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
@@ -177,13 +245,13 @@ def varied(base: _Case, **values: Iterable[Any]) -> Iterator[_Case]:
 
 
 def thinned(cases: Iterable[_Case], step: int) -> Iterator[_Case]:
-    """Every ``step``-th of the distinct cases of each topic, and all with an essential change.
+    """Every ``step``-th of the distinct cases of each topic, and all that are essential.
 
     Counting starts anew at the first case of each topic, which is always among them.
     """
     for _, of_topic in itertools.groupby(cases, key=lambda case: case.topic):
         for index, case in enumerate({case.name: case for case in of_topic}.values()):
-            if index % step == 0 or changes.is_essential(case.change):
+            if index % step == 0 or case.is_essential:
                 yield case
 
 

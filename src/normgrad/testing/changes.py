@@ -22,11 +22,13 @@ class Change:
         argument: the argument that is changed; the error for a mistake must name it.
         make: changes the call.
         fits: whether a call has what ``make`` changes.
+        is_short: whether the argument has fewer elements than the operator reads.
     """
 
     argument: str
     make: Callable[[Call], None]
     fits: Callable[[Call], bool] = lambda call: True
+    is_short: bool = False
 
 
 _VECTOR_KINDS = (Kind.CHANNEL, Kind.GROUP, Kind.RANKS, Kind.ROW, Kind.POSITION)
@@ -173,6 +175,10 @@ SUBNORMAL = "subnormal input"
 
 #: Changes to special values, by name. They fit calls of float32, of shape (3, 4, 40) or larger.
 TWISTS: Mapping[str, Change] = {
+    **{  # the last element of a row, where a kernel's vectors end
+        f"NaN in the last element of {name}": _put(name, np.nan, (1, 2, -1))
+        for name in ("grad_out", "input")
+    },
     **{  # one element and a whole row of one channel
         f"{word} in {name}": _put(name, value, (1, 2, 3), (2, 2))
         for name in ("grad_out", "input")
@@ -198,6 +204,14 @@ TWISTS: Mapping[str, Change] = {
     "count empty": of_tensor("count", lambda old: np.zeros(0, np.float32)),
     "count 0": of_tensor("count", lambda old: np.zeros(1, np.int32)),
 }
+
+
+#: Changes with which products may leave float32's range, in another order than the formula's.
+EXTREME = frozenset(
+    change
+    for change in TWISTS
+    if change.startswith("weight ") or change in (SUBNORMAL, "one element far away")
+)
 
 
 def is_essential(change: str) -> bool:
@@ -262,6 +276,7 @@ _TENSOR_MISTAKES: Mapping[Kind, Mapping[str, Callable[[Array], Array]]] = {
         "a sample short": lambda old: old[:-1],
         "a position short": _short,
         "an axis fewer": lambda old: old.reshape(old.shape[0], -1),
+        "two axes swapped": lambda old: old.reshape(*old.shape[1::-1], *old.shape[2:]),
     },
     **dict.fromkeys(_VECTOR_KINDS, _VECTOR_MISTAKES),
     Kind.COUNT: {"float64": lambda old: old.astype(np.float64)},
@@ -303,9 +318,9 @@ def mistakes(call: Call) -> dict[str, Change]:
             alterations |= _FLOAT_MISTAKES
         if parameter.required:
             alterations["missing"] = lambda old: None
-        by_name |= {
-            f"{name}: {title}": of_tensor(name, change) for title, change in alterations.items()
-        }
+        for title, alter in alterations.items():
+            change = of_tensor(name, alter)
+            by_name[f"{name}: {title}"] = replace(change, is_short=title.endswith(" short"))
     if "num_groups" in call.choices:
         by_name["num_groups: no divisor"] = Change("num_groups", _no_divisor)
     one_axis = _reshaped(lambda shape: (-1,))

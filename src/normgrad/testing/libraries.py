@@ -17,7 +17,7 @@ from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
 from .conversions import NotOfferedError
 from .memory import Watched, guarded
-from .outcomes import Outcome
+from .outcomes import Fault, Outcome, wrong
 from .subjects import Implementation
 from .tensors import Array, Call
 
@@ -131,7 +131,7 @@ class Steps(ABC):
         memory: the watched memory of each tensor, which may share it, and of the workspace.
         blocks: the address of a memory's copy on the device, where there is one.
         living: the handles that are not yet destroyed, each with the function that destroys it.
-        faults: what the call did that it must not, in words.
+        faults: what the call did that it must not.
     """
 
     dialect: ClassVar[str]
@@ -147,7 +147,7 @@ class Steps(ABC):
         self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
         self.blocks: dict[Watched, int] = {}
         self.living: dict[int, str] = {}
-        self.faults: list[str] = []
+        self.faults: list[Fault] = []
 
     @staticmethod
     @abstractmethod
@@ -202,7 +202,7 @@ class Steps(ABC):
         own = {self.memory[name] for name in (*outputs, "workspace") if name in self.memory}
         for name, memory in self.memory.items():
             if fault := memory.fault(memory in own, self.now(memory)):
-                self.faults.append(f"{name}: {fault}")
+                self.faults.append(wrong(f"{name}: {fault}"))
 
     # Steps common to all dialects
 
@@ -286,7 +286,9 @@ class LibraryCase(Case, ABC):
     Its mistakes change the request, not the tensors.
     """
 
-    has_contract = False
+    def output_specs(self, call: Call) -> tuple[()]:
+        return ()
+
     steps: ClassVar[type[Steps]]
 
     @property

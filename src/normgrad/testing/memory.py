@@ -35,12 +35,19 @@ class Watched:
         while isinstance(self._whole.base, np.ndarray):  # up to the array that owns the memory
             self._whole = self._whole.base
         self.start = value.ctypes.data - _bounds(self._whole)[0]
-        self._before = self.bytes()
+        self._before, self._rest_before = self.bytes(), self._rest()
         self.size = self._before.size
 
     def bytes(self) -> Array:
         """A copy of the memory as it is now."""
         return np.frombuffer(self._whole.tobytes("A"), np.uint8).copy()
+
+    def _rest(self) -> object:
+        """What the C library has allocated beyond the array's own memory, to fill up a block."""
+        if not self._whole.flags.owndata:
+            return None
+        start, size = self._whole.ctypes.data, self._whole.nbytes
+        return ctypes.string_at(start + size, max(0, _usable_size()(start) - size))
 
     def fault(self, is_output: bool, now: Array | None = None) -> str:
         """Describe what has changed in the memory; empty if nothing has.
@@ -55,7 +62,7 @@ class Watched:
             for each in (now, before):
                 self.view(each)[...] = 0
         if (now == before).all():
-            return ""
+            return "written past its end" if self._rest() != self._rest_before else ""
         return "written beside" if is_output else "written to"
 
     def view(self, memory: Array) -> Array:
@@ -74,6 +81,7 @@ def guarded(value: Array) -> Array:
     start = GUARD + value.ctypes.data - low
     view: Array = np.ndarray(value.shape, value.dtype, memory, start, value.strides)
     view[...] = value
+    view.flags.writeable = value.flags.writeable
     return view
 
 
@@ -108,6 +116,16 @@ class _Mallinfo2(ctypes.Structure):
 
 #: The indices of the counters of allocated bytes: hblkhd of mapped blocks, uordblks of the others.
 _MAPPED, _OTHERS = 4, 7
+
+
+@cache
+def _usable_size() -> Callable[[int], int]:
+    """The function of glibc that says how many bytes a block has; 0 with another C library."""
+    with suppress(AttributeError, OSError):
+        function = ctypes.CDLL(None).malloc_usable_size
+        function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_size_t
+        return function
+    return lambda start: 0
 
 
 @cache

@@ -9,20 +9,19 @@ added up in twice the arithmetic's digits, as in float64 for float32, is not qui
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..reference import OWN_STATISTICS, Exact, centred, mean_of
+from ..reference import OWN_STATISTICS, STEP, Exact, centred, mean_of
 from . import suite
 from .cases import Case, Topic
 from .changes import TWISTS
 from .conversions import NotOfferedError, first_line, to_array, to_torch
 from .memory import Watched
-from .outcomes import Outcome
+from .outcomes import Outcome, wrong
 from .subjects import Implementation, SubjectError
 from .tensors import Array, Call
 
@@ -43,7 +42,7 @@ _TOPICS = (
 #: Fields of cases that describe what a module does not take, and that must have the default value.
 _FIXED_FIELDS = (
     *("x_dtype", "parameters", "x_layout", "vectors"),
-    *("channel_axis", "absent", "mask", "out"),
+    *("channel_axis", "absent", "mask", "out", "row_axes"),
 )
 
 
@@ -69,7 +68,8 @@ class Step(NamedTuple):
 class ModuleCase(Case):
     """A module's forward and backward pass, with parameters of the input's dtype."""
 
-    has_contract = False
+    def output_specs(self, call: Call) -> tuple[()]:
+        return ()
 
     def call(self) -> Call:
         return Case.call(replace(self, parameters=self.dtype))
@@ -105,7 +105,7 @@ class ModuleCase(Case):
         xmu = centred(x, over) if is_centred else x
         r = 1 / np.sqrt(mean_of(xmu**2, over) + wide(call.options["eps"]))
 
-        def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
+        def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int = 1) -> Iterator[Array]:
             xhat, d = xmu * r, w * dy
             inner = xhat * mean_of(d * xhat, over) + (mean_of(d, over) if is_centred else 0)
             yield (w * xhat + b).reshape(shape)
@@ -118,12 +118,16 @@ class ModuleCase(Case):
             roundoff = call.arithmetic.unit_roundoff
             widened = widened + mean_of(abs(xmu), over) + roundoff * mean_of(abs(x), over)
         values = formula(xmu, dy, w, b, -1)
-        scales = formula(widened, abs(dy), abs(w), abs(b), 1)
+        apart: Array = is_centred * (abs(x) + mean_of(abs(x), over))
+        scales, wider = (
+            formula(size, abs(dy), abs(w), abs(b)) for size in (widened, widened + STEP * apart)
+        )
         names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
         factors = [1, *[OWN_STATISTICS if wide is np.longdouble else 1] * (len(names) - 1)]
+        found = zip(names, values, scales, wider, factors, strict=True)
         return {
-            name: Exact(value, factor * scale)
-            for name, value, scale, factor in zip(names, values, scales, factors, strict=True)
+            name: Exact(value, factor * scale, scale + (more - scale) / STEP)
+            for name, value, scale, more, factor in found
         }
 
 
@@ -171,7 +175,7 @@ class Module(Implementation):
 
     def __init__(self, name: str, cls: Any) -> None:
         self.name, self._cls = name, cls
-        self._device = str(getattr(cls, "device", "cpu"))
+        self.device = str(getattr(cls, "device", "cpu"))
         spelled = cls.__name__.lower().replace("_", "")
         forward = next((kinds[0] for word, kinds in KINDS.items() if word in spelled), None)
         if forward is None:
@@ -189,7 +193,7 @@ class Module(Implementation):
             "operators": case.operator,
             "kind": forward,
             "parameters": str(len(parameters)),
-            "tensors": f"torch, {self._device}",
+            "tensors": f"torch, {self.device}",
         }
 
     def _module(self, step: Step) -> Any:
@@ -205,37 +209,36 @@ class Module(Implementation):
 
         x, dy = call.call.arrays["input"], call.grad_out
         watched = {"input": Watched(x), "grad_out": Watched(dy)}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            data, gradient = (to_torch(each, self._device) for each in (x, dy))
-            vectors = {name: to_torch(each).tensor for name, each in call.vectors.items()}
-            try:
-                module = self._module(call).to(self._device, data.tensor.dtype)
-                parameters = dict(zip(vectors, module.parameters(), strict=True))
-                with torch.no_grad():
-                    for name, parameter in parameters.items():
-                        parameter.copy_(vectors[name])
-                output = module(data.tensor.requires_grad_())
-                output.backward(gradient.tensor)
-            except NotImplementedError as error:
-                raise NotOfferedError(first_line(error) or "not implemented") from None
-            except Exception as error:
-                return Outcome(error=(type(error).__name__, first_line(error)))
+        data, gradient = (to_torch(each, self.device) for each in (x, dy))
+        vectors = {name: to_torch(each).tensor for name, each in call.vectors.items()}
+        try:
+            module = self._module(call).to(self.device, data.tensor.dtype)
+            parameters = dict(zip(vectors, module.parameters(), strict=True))
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(vectors[name])
+            output = module(data.tensor.requires_grad_())
+            output.backward(gradient.tensor)
+        except NotImplementedError as error:
+            raise NotOfferedError(first_line(error) or "not implemented") from None
+        except Exception as error:
+            return Outcome(error=(type(error).__name__, first_line(error)))
         results = {"output": (output, x), "grad_input": (data.tensor.grad, x)}
         for name, parameter in parameters.items():
             results[f"grad_{name}"] = (parameter.grad, call.vectors[name])
         faults, outputs = [], {}
         for name, (tensor, like) in results.items():
             if tensor is None:
-                faults.append(f"{name}: not there")
+                faults.append(wrong(f"{name}: not there"))
                 continue
             array = outputs[name] = to_array(tensor)
             if (array.shape, array.dtype) != (like.shape, like.dtype):
                 text = f"{array.dtype} of shape {array.shape}"
-                faults.append(f"{name}: {text}; allowed: {like.dtype} of shape {like.shape}")
+                allowed = f"{like.dtype} of shape {like.shape}"
+                faults.append(wrong(f"{name}: other dtype or shape", f"{text}; allowed: {allowed}"))
         for each in (data, gradient):
             each.fetch()
         for name, memory in watched.items():
             if fault := memory.fault(is_output=False):
-                faults.append(f"{name}: {fault}")
+                faults.append(wrong(f"{name}: {fault}"))
         return Outcome(outputs, faults=tuple(faults))

@@ -1,22 +1,72 @@
-"""The outcome of a case's call, and the verdict on it."""
+"""The outcome of a case's call, and the verdict on it.
+
+There are three levels of findings, of which the first alone fails an implementation:
+
+- *wrong* by any standard: a result further from the formula than plain float32 code (see
+  :func:`normgrad.precision.plain_error`), another shape or dtype, an error for a legal call, memory
+  that is written to or kept;
+- *beyond* normgrad's bound, but within what plain float32 code gives;
+- a *convention*: what normgrad promises, but others need not.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 
-import normgrad
-
 from .. import dtypes, precision
 from ..contract import Kind
+from ..dtypes import DType
+from ..reference import Exact
+from ..tensor import TensorSpec
 from ..unusable import shorten
-from .cases import Case
-from .changes import mistakes
+from .cases import Case, Topic
 from .tensors import Array, Call
+
+
+class Level(Enum):
+    """A level of findings, the gravest first; the value is the word for it in a report."""
+
+    WRONG = "wrong"
+    BEYOND = "beyond the bound"
+    CONVENTION = "another convention"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a call did that it must not.
+
+    Attributes:
+        level: how grave it is.
+        what: a few words without numbers, the same for all faults of one cause.
+        text: what was seen.
+    """
+
+    level: Level
+    what: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.text}" if self.text else self.what
+
+
+def wrong(what: str, text: str = "") -> Fault:
+    """A fault by any standard."""
+    return Fault(Level.WRONG, what, text)
+
+
+def convention(what: str, text: str = "") -> Fault:
+    """What normgrad promises, but others need not."""
+    return Fault(Level.CONVENTION, what, text)
+
+
+#: What is wrong with a result of other outputs or kinds.
+UNREADABLE = "its result cannot be read"
 
 
 @dataclass(frozen=True)
@@ -27,54 +77,13 @@ class Outcome:
         outputs: the outputs that it returned, by name, without those masked off.
         error: the exception's class and text, if it raised one.
         absent: why the call could not be tried, if the implementation does not offer it.
-        faults: what else it did that it must not, in words.
+        faults: what else it did that it must not.
     """
 
     outputs: Mapping[str, Array] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     absent: str = ""
-    faults: tuple[str, ...] = ()
-
-
-class Verdict(Enum):
-    """A case's verdict on an implementation: the word for it in a report, and its meaning."""
-
-    meaning: str
-
-    MET = "met", "every result is within its bound, or the wrong call ended in an error"
-    BROKEN = (
-        "wrong",
-        "a result is beyond its bound, or has another shape or dtype than was asked for, or memory "
-        "was written to that is not the result's",
-    )
-    ACCEPTED = "accepted", "a wrong call did not end in an error"
-    CRASHED = "crashed", "the process ended"
-    HUNG = "hung", "the call did not return in time"
-    REFUSED = (
-        "refused",
-        "a legal call ended in an error; that counts as a defect if the operator answers none",
-    )
-    ABSENT = (
-        "not offered",
-        "the implementation has no such operator, parameter, dtype or layout; or a wrong call "
-        "ended in an error, but the same call without the mistake is not answered either, so the "
-        "error shows nothing",
-    )
-
-    def __new__(cls, word: str, meaning: str) -> Verdict:
-        verdict = object.__new__(cls)
-        verdict._value_, verdict.meaning = word, meaning
-        return verdict
-
-    @property
-    def is_defect(self) -> bool:
-        """Whether a caller gets a wrong result, a missed error, a crash or a hang."""
-        return self not in (Verdict.MET, Verdict.REFUSED, Verdict.ABSENT)
-
-
-#: The edges of the error histogram's bins, as base-10 logarithms of error / bound. Errors beyond
-#: either end, such as zero and infinite ones, count in the outermost bins.
-EDGES = np.linspace(-6.0, 3.0, 91)
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,146 +92,232 @@ class Judged:
 
     Attributes:
         case: the case.
-        verdict: its verdict.
-        units: the largest error in units of the bound, where there was a result.
-        detail: what was wrong, or why the call was refused.
-        counts: the error histogram over the elements of all outputs; see :data:`EDGES`.
+        faults: what is wrong with the outcome; the case is met if there are none.
+        absent: why the call was not tried or shows nothing, if the implementation lacks something.
+        units: the largest error in units of normgrad's bound, where there was a result.
+        plain: the same in units of what plain float32 code gives.
+        said: the error with which a wrong call was refused.
     """
 
     case: Case
-    verdict: Verdict
+    faults: tuple[Fault, ...] = ()
+    absent: str = ""
     units: float | None = None
-    detail: str = ""
-    counts: Array = field(
-        default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64), repr=False, compare=False
-    )
-
-    def __str__(self) -> str:
-        return f"{self.verdict.value}: {self.detail}" if self.detail else self.verdict.value
-
-    def __post_init__(self) -> None:
-        """Shorten what an implementation says, which may be of any length."""
-        object.__setattr__(self, "detail", shorten(self.detail, 1000))
+    plain: float | None = None
+    said: str = ""
 
     @property
-    def is_answer(self) -> bool:
-        """Whether a legal call returned something, right or wrong.
+    def gravest(self) -> Fault | None:
+        """The first fault of the gravest level."""
+        return next((each for level in Level for each in self.faults if each.level is level), None)
 
-        A met case without elements, or with every result masked off, computes nothing and so is no
-        answer.
-        """
-        if self.case.is_mistake:
-            return False
-        is_computed = bool(math.prod(self.case.shape) and self.counts.any())
-        return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.MET and is_computed)
+    @property
+    def level(self) -> Level | None:
+        """The level of the gravest fault."""
+        return self.gravest.level if self.gravest else None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the call was tried and all is as normgrad would have it."""
+        return not (self.faults or self.absent)
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two."""
+        if self.absent:
+            return "not offered"
+        return "met" if self.level is None else self.level.value
+
+    def __str__(self) -> str:
+        details = self.absent or self.said or "; ".join(map(str, self.faults))
+        return shorten(f"{self.word}: {details}" if details else self.word, 1000)
+
+    def beyond(self, bound: float) -> bool:
+        """Whether an error exceeds so many times normgrad's bound."""
+        return self.units is not None and self.units > bound
 
     def beside(self, base: Judged | None) -> Judged:
         """The verdict on a wrong call, given the verdict on the plain call without the mistake.
 
-        An error shows that the mistake was noticed only if the plain call is answered.
+        An error shows that the mistake was noticed only if the plain call has a result.
         """
-        is_refusal = self.case.is_mistake and self.verdict is Verdict.MET
-        if not is_refusal or base is None or base.is_answer:
+        if not self.said or base is None or base.units is not None:
             return self
-        detail = f"without its mistake the call is {base.verdict.value} too: {base.detail}"
-        return replace(self, verdict=Verdict.ABSENT, detail=detail)
+        reason = base.absent or base.faults[0].what
+        detail = f"without its mistake the call is {base.word}: {reason}"
+        return replace(self, said="", absent=detail)
 
 
-def judge(case: Case, outcome: Outcome | Judged, strict: bool = False) -> Judged:
+def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     """The verdict on an outcome.
 
     Args:
         case: the case that was run.
-        outcome: the outcome of its call, or the verdict where the call left no outcome.
-        strict: whether errors must have the form of normgrad's: a TypeError or ValueError that
-            begins with the argument's name.
+        outcome: the outcome of its call.
+        strict: whether the implementation is normgrad's own: all faults are wrong then, and errors
+            must be TypeErrors or ValueErrors that begin with the argument's name.
     """
-    if isinstance(outcome, Judged):
-        return outcome
     if outcome.absent:
-        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
-    if case.is_mistake:
-        return _judge_mistake(case, outcome, strict)
+        return Judged(case, absent=outcome.absent)
+    judged = (_judge_mistake if case.is_mistake else _judge_legal)(case, outcome, strict)
+    if not strict:
+        return judged
+    faults = (replace(fault, level=Level.WRONG) for fault in judged.faults)
+    return replace(judged, faults=tuple(faults))
+
+
+def _judge_legal(case: Case, outcome: Outcome, strict: bool) -> Judged:
+    faults = list(outcome.faults)
     if outcome.error is not None:
-        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    call, faults = case.call(), list(outcome.faults)
-    if case.has_contract:
-        faults += _unlike(call, outcome.outputs, strict)
-    if faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(faults))
-    return _within_bounds(case, call, outcome.outputs)
-
-
-def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judged:
-    """The verdict on the outputs' values; their shapes and dtypes are right already."""
+        kind, text = outcome.error
+        level = Level.CONVENTION if case.is_our_meaning else Level.WRONG
+        what = f"refuses a legal call: {kind}: {_wordless(text)}"
+        # Any function of the operator's name should take the plain call.
+        seen = f"{text}; tried: {case.call()}" if case.topic is Topic.PLAIN else text
+        faults.append(Fault(level, what, seen))
+        return Judged(case, tuple(faults))
+    call = case.call()
+    faults += _unlike(call, case.output_specs(call), outcome.outputs, strict)
     exact = case.exact(call)
-    worst, beyond = 0.0, []
-    counts = np.zeros(len(EDGES) - 1, np.int64)
-    for name, value in outputs.items():
-        errors = precision.error(value, exact[name], call.arithmetic, case.normal)
-        with np.errstate(divide="ignore"):
-            counts += np.histogram(np.clip(np.log10(errors), EDGES[0], EDGES[-1]), EDGES)[0]
-        largest = float(errors.max(initial=0.0))
-        worst = max(worst, largest)
-        if largest > 1:
-            place = np.unravel_index(int(errors.argmax()), errors.shape)
-            digits = 17 if value.dtype == np.float64 else 9  # which tell it from its neighbours
-            beyond.append(
-                # 17 digits near 1, lest it read "1 of the bound", which is allowed.
-                f"{name}: {largest:.{3 if largest >= 1.01 else 17}g} of the bound at "
-                f"{tuple(map(int, place))}: {value[place]}, expected "
-                f"{exact[name].value[place]:.{digits}g}"
-            )
-    verdict = Verdict.BROKEN if beyond else Verdict.MET
-    return Judged(case, verdict, worst, "; ".join(beyond), counts)
+    same = {
+        name: value
+        for name, value in outcome.outputs.items()
+        if exact[name].value.shape == value.shape
+        and dtypes.from_numpy(value.dtype) in dtypes.FLOATS
+    }
+    units = plain = 0.0
+    for name, value in same.items():
+        worst, found = _distance(case, call, name, value, exact[name])
+        units, plain = max(units, worst[0]), max(plain, worst[1])
+        faults += found
+    return Judged(case, tuple(faults), units=units, plain=plain)
+
+
+def _wordless(text: str) -> str:
+    """An error's text without what changes from call to call."""
+    return re.sub(r"\W*\d[\w.,x]*", "", text.partition("\n")[0])[:80]
+
+
+def _coarsest(call: Call) -> DType:
+    """The least precise dtype of the data tensors."""
+    kinds = {each.name: each.kind for each in call.operator.parameters}
+    data = [v.dtype for name, v in call.arrays.items() if kinds[name] is Kind.DATA]
+    found = [dtypes.parse(each) for each in data] or [call.arithmetic]
+    return max(found, key=lambda dtype: dtype.unit_roundoff)
+
+
+def _distance(
+    case: Case, call: Call, name: str, value: Array, exact: Exact
+) -> tuple[tuple[float, float], list[Fault]]:
+    """The largest errors of an output in units of the bound and of plain code, and the fault."""
+    errors = precision.error(value, exact, call.arithmetic, case.normal)
+    plains = precision.plain_error(
+        value, exact, call.arithmetic, _coarsest(call), max(1, call.size), case.goes_one_way
+    )
+    worst = float(errors.max(initial=0.0)), float(plains.max(initial=0.0))
+    if max(worst) <= 1:
+        return worst, []
+    level = Level.WRONG if worst[1] > 1 and not case.is_extreme else Level.BEYOND
+    if call.count <= 1:  # where a formula is undefined, and each library has its own value
+        level = Level.CONVENTION
+    judged = plains if worst[1] > 1 else errors
+    place = np.unravel_index(int(judged.argmax()), judged.shape)
+    digits = 17 if value.dtype == np.float64 else 9  # which tell it from its neighbours
+    text = (
+        f"{int((judged > 1).sum())} of {value.size} elements; at {tuple(map(int, place))} "
+        f"{value[place]}, expected {exact.value[place]:.{digits}g}: {_factor(errors[place])} the "
+        f"bound, {_factor(plains[place])} plain code's, {_ulps(value[place], exact.value[place])}"
+    )
+    return worst, [Fault(level, name, text)]
+
+
+def _factor(units: float) -> str:
+    # 17 digits near 1, lest it read "1 times the bound", which is allowed.
+    return f"{units:.{17 if 1 < units < 1.01 else 3}g} times"
+
+
+def _ulps(got: Array, exact: Array) -> str:
+    """The distance in units in the last place of the exact value in the output's dtype."""
+    dtype = dtypes.parse(got.dtype)
+    with np.errstate(all="ignore"):
+        power = 2.0 ** math.floor(math.log2(abs(exact))) if exact and np.isfinite(exact) else 0.0
+        last = max(2 * dtype.unit_roundoff * power, dtype.smallest_subnormal)
+        return f"{float(abs(np.longdouble(got) - exact) / last):.3g} ulp"
 
 
 def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
     allowed = case.status()
     if outcome.error is None:
-        reply = f"success; allowed: {allowed}" if allowed else "nothing was said"
-        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: {reply}")
+        faults = [fault for fault in outcome.faults if fault.what != UNREADABLE]
+        return Judged(case, (*faults, _accepted(case, outcome, allowed)))
     if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
+        return Judged(case, outcome.faults)
     kind, text = outcome.error
     if allowed:
         detail, is_right = f"{case.change}: {kind} ({text})", kind == allowed
     else:
-        argument = mistakes(case.unchanged())[case.change].argument
+        argument = case.changes_of(case.unchanged())[case.change].argument
         allowed = f"a TypeError or ValueError that begins with {argument}"
         is_named = kind in ("TypeError", "ValueError") and text.startswith(argument)
         detail, is_right = f"{kind}: {text}", is_named or not strict
     if is_right:
-        return Judged(case, Verdict.MET, detail=detail)
-    return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
+        return Judged(case, said=detail)
+    return Judged(case, (wrong("another error", f"{detail}; allowed: {allowed}"),))
 
 
-def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]:
-    """Describe outputs that are missing, or not as the contract says.
+def _accepted(case: Case, outcome: Outcome, allowed: str) -> Fault:
+    """The fault of a wrong call that gives results.
+
+    That is a convention, but for a library whose contract demands a status, and where an argument
+    is read past its end: NaN lies there.
+    """
+    if allowed:
+        return wrong("accepts a wrong call", f"{case.change}: success; allowed: {allowed}")
+    call = case.unchanged()
+    if case.changes_of(call)[case.change].is_short:
+        strange = [name for name, value in outcome.outputs.items() if np.isnan(value).any()]
+        if strange:
+            return wrong(f"reads past the end of {case.change.partition(':')[0]}", strange[0])
+    return convention("accepts a wrong call", case.change)
+
+
+def _unlike(
+    call: Call, specs: Sequence[TensorSpec | None], outputs: Mapping[str, Array], strict: bool
+) -> Iterator[Fault]:
+    """The faults of outputs that are missing, or not as the contract says.
 
     An implementation that is not strict may return outputs that were masked off. It may return
     vectors in another dtype: statistics no less precise than the data, other vectors no less
     precise than was asked for or than the arithmetic.
     """
-    plan = normgrad.plan(call.name, **call.tensors, **call.options, out=call.out)
-    faults = []
-    for name, output, spec in zip(call.results, call.outputs, plan.output_specs, strict=True):
+    for name, output, spec in zip(call.results, call.outputs, specs, strict=False):
         array = outputs.get(name)
         if spec is None:
             if array is not None and strict:
-                faults.append(f"{name}: not asked for")
-        elif array is None:
-            faults.append(f"{name}: not there")
-        elif array.shape != spec.shape:
-            faults.append(f"{name}: shape {array.shape}; allowed: {spec.shape}")
-        else:
-            allowed = [spec.dtype]
-            if not strict and output.kind is not Kind.DATA:
-                data = dtypes.parse(call.arrays["input"].dtype)
-                least = data if output.is_wide else spec.dtype
-                most = precision.roundoff(least, call.arithmetic)
-                allowed += [each for each in dtypes.FLOATS if each.unit_roundoff <= most]
-            if dtypes.from_numpy(array.dtype) not in allowed:
-                names = ", ".join(dict.fromkeys(map(str, allowed)))
-                faults.append(f"{name}: dtype {array.dtype}; allowed: {names}")
-    return faults
+                yield wrong(f"{name}: not asked for")
+            continue
+        if array is None:
+            yield wrong(f"{name}: not there")
+            continue
+        if array.shape != spec.shape:
+            yield wrong(f"{name}: other shape", f"shape {array.shape}; allowed: {spec.shape}")
+            continue
+        allowed = [spec.dtype]
+        if not strict and output.kind is not Kind.DATA:
+            data = dtypes.parse(call.arrays["input"].dtype)
+            least = data if output.is_wide else spec.dtype
+            most = precision.roundoff(least, call.arithmetic)
+            allowed += [each for each in dtypes.FLOATS if each.unit_roundoff <= most]
+        if dtypes.from_numpy(array.dtype) not in allowed:
+            names = ", ".join(dict.fromkeys(map(str, allowed)))
+            yield wrong(f"{name}: other dtype", f"dtype {array.dtype}; allowed: {names}")
+        elif output.kind is Kind.DATA and call.first_out is None:
+            steps = tuple(step // array.itemsize for step in array.strides)
+            if _order(spec.shape, steps) != _order(spec.shape, spec.strides):
+                yield convention("other strides", f"{name}: {steps}; input's: {spec.strides}")
+
+
+def _order(shape: tuple[int, ...], steps: tuple[int, ...]) -> list[int]:
+    """The axes in the order of memory, without those of one element; none of an empty tensor."""
+    axes = [axis for axis, size in enumerate(shape) if size > 1 and 0 not in shape]
+    return sorted(axes, key=lambda axis: -abs(steps[axis]))

@@ -1,53 +1,95 @@
-"""The plugin of ``pytest --pyargs normgrad.testing``: its options, and what is under test."""
+"""The plugin of ``pytest --pyargs normgrad.testing``: its options, and what it says at the end."""
 
 from __future__ import annotations
 
+import csv
+import fnmatch
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from . import own
 from .cases import Case
-from .process import Process
-from .subjects import Runner, SubjectError
-from .suites import cases_of, load
+from .findings import findings
+from .outcomes import Fault, Judged, Level, wrong
+from .subjects import Implementation, SubjectError
+from .suites import cases_of, load, module_of, specs_of
 
-_RUNNER = pytest.StashKey[Runner]()
-_TESTS = Path(__file__).with_name("test_backend.py")
+_SUBJECTS = pytest.StashKey[Mapping[str, Implementation]]()
+_TESTS = Path(__file__).with_name("test_subject.py")
+#: The most findings of a level that are printed.
+_MOST = 30
+#: The columns of the file that ``--csv`` writes.
+COLUMNS = ("case", "operator", "verdict", "error / bound", "error / plain code", "what", "text")
+
+
+class Hooks:
+    """The hooks that other plugins, and the module under test, may implement."""
+
+    @pytest.hookspec
+    def pytest_normgrad_operators(self) -> Sequence[own.Operator]:  # type: ignore[empty-body]
+        """Return operators of one's own, for which cases are then made too."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hooks."""
+    pluginmanager.add_hookspecs(Hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("normgrad")
     group.addoption(
-        "--backend",
-        "--module",
+        "--subject",
         metavar="SPEC",
         default="normgrad",
         help="what to test: module:Name (a class or object with some of the operators, or a class "
         "of torch.nn.Module), the path of a shared library, torch, or normgrad",
     )
     group.addoption("--quick", action="store_true", help="only a quarter of the cases")
+    group.addoption("--case", metavar="NAME", help="only the case of this name")
     group.addoption(
-        "--isolate",
-        action="store_true",
-        help="run the cases in a process of their own, where a crash or a hang fails one test",
+        "--bound",
+        type=float,
+        metavar="X",
+        help="also fail where an error exceeds X times normgrad's bound",
     )
+    group.addoption(
+        "--xfails",
+        metavar="FILE",
+        help="a file of cases that are expected to fail: a line each with the name, in which * "
+        "stands for anything, and after a # the reason",
+    )
+    group.addoption("--csv", metavar="FILE", help="write each case's verdict to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the implementation before anything is collected."""
     config.addinivalue_line(
-        "markers", "case(topic, kind, operator, dtype, layout): what a case of normgrad's is about"
+        "markers",
+        "case(topic, kind, operator, dtype, layout, device): what a case of normgrad's is about",
     )
-    spec: str = config.getoption("backend")
+    spec: str = config.getoption("subject")
     try:
-        if config.getoption("isolate"):
-            process = config.stash[_RUNNER] = Process(spec)
-            config.add_cleanup(process.end)
-        else:
-            config.stash[_RUNNER] = load(spec)
+        module = module_of(spec)
+        if hasattr(module, "pytest_normgrad_operators"):
+            config.pluginmanager.register(module)
+        declared = [each for some in config.hook.pytest_normgrad_operators() for each in some]
+        loaded = [load(each, declared) for each in specs_of(spec)]
     except SubjectError as error:
-        raise pytest.UsageError(f"--backend: {error}") from None
+        raise pytest.UsageError(f"--subject: {error}") from None
+    config.stash[_SUBJECTS] = {each.device: each for each in loaded}
+    for name in ("csv", "xfails"):
+        path = config.getoption(name)
+        if path and not (Path(path).is_file() if name == "xfails" else Path(path).parent.is_dir()):
+            kind = "a file" if name == "xfails" else "a file in a folder that exists"
+            raise pytest.UsageError(f"--{name}: {path}; allowed: {kind}")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Results(config))
 
 
 def pytest_pycollect_makemodule(
@@ -56,16 +98,165 @@ def pytest_pycollect_makemodule(
     """Give the tests the same names wherever normgrad is installed."""
     if module_path != _TESTS:
         return None
-    name = "normgrad/testing/test_backend.py"
+    name = "normgrad/testing/test_subject.py"
     return pytest.Module.from_parent(parent, path=module_path, nodeid=name)
 
 
-def runner_of(config: pytest.Config) -> Runner:
-    """The implementation under test."""
-    return config.stash[_RUNNER]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that are expected to fail."""
+    path = config.getoption("xfails")
+    for line in Path(path).read_text("utf-8").splitlines() if path else ():
+        pattern, _, reason = (part.strip() for part in line.partition("#"))
+        for item in items:
+            if pattern and fnmatch.fnmatchcase(_name_in(item.nodeid), pattern):
+                item.add_marker(pytest.mark.xfail(reason=reason))
 
 
-def cases_for(config: pytest.Config) -> list[Case]:
-    """The cases of the operators that the implementation has."""
-    runner = runner_of(config)
-    return [each for each in cases_of(runner, config.getoption("quick")) if runner.has(each)]
+def subjects_of(config: pytest.Config) -> Mapping[str, Implementation]:
+    """The implementation under test on each of its devices."""
+    return config.stash[_SUBJECTS]
+
+
+def wanted(config: pytest.Config, subject: Implementation, device: str) -> dict[str, Case]:
+    """The cases of the operators that an implementation has, by their names as tests."""
+    only = config.getoption("case")
+    cases = cases_of(subject, config.getoption("quick") and not only)
+    suffix = "" if device == "cpu" else f"/{device}"
+    named = {f"{case.name}{suffix}": case for case in cases if subject.has(case)}
+    if not only:
+        return named
+    if only not in named:
+        raise pytest.UsageError(
+            f"--case: {only}; allowed: one of {len(named)}, such as {[*named][:1]}"
+        )
+    return {only: named[only]}
+
+
+def _name_in(nodeid: str) -> str:
+    """The case's name in a test's."""
+    return nodeid.partition("[")[2].removesuffix("]")
+
+
+# What is said at the end
+
+
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport,
+) -> tuple[str, str, str] | None:
+    """Count what passes with a fault of the second or third level by that level's word."""
+    verdict = dict(getattr(report, "user_properties", ())).get("verdict")
+    if report.when != "call" or not report.passed:
+        return None
+    words = {Level.BEYOND.value: "b", Level.CONVENTION.value: "c"}
+    return (verdict, words[verdict], verdict.upper()) if verdict in words else None
+
+
+class _Results:
+    """What collects the verdicts in the process that reports, and says them at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._judged: dict[str, Judged] = {}
+        self._cases = {
+            name: case
+            for device, subject in subjects_of(config).items()
+            for name, case in wanted(config, subject, device).items()
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a test's verdict; that of a test without one is that its process has ended."""
+        name = _name_in(report.nodeid)
+        found: dict[str, Any] = dict(report.user_properties)
+        is_lost = report.failed and "verdict" not in found
+        is_told = "verdict" in found and report.when == "call"
+        if name not in self._cases or not (is_told or is_lost):
+            return
+        faults = [Fault(Level[level], *rest) for level, *rest in found.get("faults", ())]
+        if is_lost:
+            faults = [wrong("the process ends or hangs", str(report.longrepr).partition("\n")[0])]
+        absent = found["verdict"] if found.get("verdict") == "not offered" else ""
+        units, plain = found.get("error / bound"), found.get("error / plain code")
+        self._judged[name] = Judged(self._cases[name], tuple(faults), absent, units, plain)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """End with pytest's status for no tests if nothing that was tried is offered."""
+        is_tried = any(not each.absent for each in self._judged.values())
+        if session.exitstatus == pytest.ExitCode.OK and not is_tried:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print a table, the findings, and a sentence; write the file."""
+        line = terminalreporter.write_line
+        judged = [*self._judged.values()]
+        if path := self._config.getoption("csv"):
+            _write(Path(path), self._judged)
+        if not judged or self._config.getoption("case"):
+            for each in judged:
+                line(f"{each.case}: {each}")
+            return
+        terminalreporter.section("normgrad")
+        for row in _table(judged):
+            line(row)
+        found = findings(judged)
+        for level in Level:
+            some = [each for each in found if each.level is level]
+            for finding in some[:_MOST]:
+                case, fault = finding.smallest
+                line("")
+                line(str(finding), bold=level is Level.WRONG)
+                line(f"    {case.name}: {fault.text or fault.what}")
+                line(f"    {_command(self._config, case)}")
+            if len(some) > _MOST:
+                line(f"{len(some) - _MOST} more: {level.value}; --csv FILE has every case")
+        line("")
+        line(conclusion(judged))
+
+
+def conclusion(judged: Sequence[Judged]) -> str:
+    """What was found, in a sentence."""
+    words = Counter(each.word for each in judged)
+    offered = len(judged) - words.pop("not offered", 0)
+    met = words.pop("met", 0)
+    wrongs = words.pop(Level.WRONG.value, 0)
+    number = len([each for each in findings(judged) if each.level is Level.WRONG])
+    causes = f" ({number} finding{'s' if number > 1 else ''})" if number else ""
+    others = "".join(f", {count} {word}" for word, count in words.items())
+    return f"of {offered} cases offered {wrongs} are wrong{causes}{others}, {met} met"
+
+
+def _table(judged: Sequence[Judged]) -> list[str]:
+    """The number of cases of each verdict and the largest errors, by operator."""
+    levels = [level.value for level in Level]
+    rows = [("operator", "offered", "met", *levels, "error / bound", "error / plain code")]
+    for operator in dict.fromkeys(each.case.operator for each in judged):
+        some = [each for each in judged if each.case.operator == operator and not each.absent]
+        words = Counter(each.word for each in some)
+        numbers = (str(words[word] or "") for word in ("met", *levels))
+        errors = (
+            f"{max((getattr(each, name) or 0.0 for each in some), default=0.0):.3g}"
+            for name in ("units", "plain")
+        )
+        rows.append((operator, str(len(some)), *numbers, *errors))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _command(config: pytest.Config, case: Case) -> str:
+    """The shell command that repeats a case."""
+    return shlex.join(("normgrad", "verify", config.getoption("subject"), "--case", case.name))
+
+
+def _write(path: Path, judged: Mapping[str, Judged]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for name, each in judged.items():
+            errors = ("" if e is None else f"{e:.3g}" for e in (each.units, each.plain))
+            said = (each.gravest.what, each.gravest.text) if each.gravest else ("", "")
+            writer.writerow((name, each.case.operator, each.word, *errors, *said))

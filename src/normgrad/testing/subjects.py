@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..operators.by_name import FUNCTIONS
-from .cases import Case, Topic
+from .cases import OWNED, Case, Topic
 from .conversions import (
     Counterpart,
     NotOfferedError,
@@ -23,18 +27,21 @@ from .conversions import (
     to_dlpack,
     to_torch,
 )
-from .memory import Watched, leak_of, reverse
-from .outcomes import Judged, Outcome
+from .memory import Watched, guarded, leak_of, reverse
+from .outcomes import UNREADABLE, Fault, Outcome, convention, wrong
 from .tensors import Array, Call
 
 #: Numbers of threads that must give the same bits; None stands for all threads.
-THREADS = (1, 2, 3, None)
+THREADS = (1, 2, 3, 5, 8, None)
 
 #: The name of the fault that calls give different bits.
 OTHER_BITS = "other bits"
 
 #: The reason why a call is not tried: the function lacks a parameter that the call needs.
 NO_PARAMETER = "no parameter"
+
+#: The callers at once, and the calls of each.
+CALLERS, CALLS = 4, 20
 
 
 class SubjectError(Exception):
@@ -50,32 +57,24 @@ def unlike(first: Outcome, again: Outcome) -> list[str]:
     ]
 
 
-class Runner(ABC):
-    """What cases are run on: an implementation, or a process that has one.
+class Implementation(ABC):
+    """An implementation under test.
 
     Attributes:
         name: its name in a report.
         suite: the name of the suite that tests it.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
         facts: its properties for a report.
+        device: the device that it runs on.
+        declared: the operators of one's own for which it may have functions.
     """
 
     name: str
     suite: str
     strict: bool
     facts: dict[str, str]
-
-    @abstractmethod
-    def run(self, case: Case) -> Outcome | Judged:
-        """The outcome of a case of its suite, or its verdict where no outcome was left."""
-
-    def has(self, case: Case) -> bool:
-        """Whether there is the operator that a case calls, as far as is known without a call."""
-        return self.suite != "operators" or case.operator in self.facts["operators"].split(", ")
-
-
-class Implementation(Runner):
-    """An implementation under test, in this process."""
+    device = "cpu"
+    declared: Sequence[Any] = ()
 
     @abstractmethod
     def once(self, call: Any) -> Outcome:
@@ -84,6 +83,10 @@ class Implementation(Runner):
         Raises:
             NotOfferedError: the implementation does not offer what the call needs.
         """
+
+    def has(self, case: Case) -> bool:
+        """Whether there is the operator that a case calls, as far as is known without a call."""
+        return self.suite != "operators" or case.operator in self.facts["operators"].split(", ")
 
     def bare(self, call: Any) -> Callable[[], object]:
         """A function that makes a call without any checks, whose own memory would show."""
@@ -98,16 +101,56 @@ class Implementation(Runner):
         try:
             if not self.has(case):  # before its tensors are made, which takes time
                 raise NotOfferedError(f"no {case.operator}")
-            call = case.request()
-            if case.topic is Topic.DETERMINISM:
-                return self._repeated(case, call)
-            outcome = self.once(call)
-            leak = ""
-            if case.topic is Topic.MEMORY and outcome.error is None:
-                leak = leak_of(self.bare(call))
-            return replace(outcome, faults=(*outcome.faults, leak)) if leak else outcome
+            call = self.request(case)
+            before = _state()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outcome = self._outcome(case, call)
+            after = _state()
+            changed = [name for name in before if after[name] != before[name]]
+            faults = [wrong(f"changes {name}") for name in changed]
+            return replace(outcome, faults=(*outcome.faults, *faults))
         except NotOfferedError as error:
             return Outcome(absent=str(error))
+
+    def request(self, case: Case) -> Any:
+        """What is run for a case."""
+        return case.request()
+
+    def _outcome(self, case: Case, call: Any) -> Outcome:
+        if case.topic is Topic.DETERMINISM:
+            return self._repeated(case, call)
+        if case.topic is Topic.CONCURRENCY:
+            return self._at_once(case, call)
+        outcome = self.once(call)
+        if (
+            case.topic is Topic.MEMORY
+            and outcome.error is None
+            and (leak := leak_of(self.bare(call)))
+        ):
+            return replace(outcome, faults=(*outcome.faults, wrong("keeps memory", leak)))
+        return outcome
+
+    def _at_once(self, case: Case, call: Any) -> Outcome:
+        """The outcome of a call; of one among several threads if it differs, in values, there.
+
+        Every second thread has other values, lest what another thread computes look right.
+        """
+        calls = [call, *(self.request(case) for _ in range(CALLERS - 1))]
+        for each in calls[1::2]:
+            reverse(each.inputs)
+        first = [_copied(self.once(each)) for each in calls]
+        with ThreadPoolExecutor(CALLERS) as pool, _switching_often():
+            found = [*pool.map(self._differing, first, calls)]
+        return next((each for each in found[::2] if each is not None), first[0])
+
+    def _differing(self, first: Outcome, call: Any) -> Outcome | None:
+        """Repeat a call until it ends otherwise than the first."""
+        for _ in range(CALLS):
+            again = _copied(self.once(call))
+            if again.error != first.error or unlike(first, again):
+                return again
+        return None
 
     def _repeated(self, case: Case, call: Any) -> Outcome:
         """The outcome of a call that is repeated.
@@ -123,21 +166,47 @@ class Implementation(Runner):
         if first.error is not None:
             return first
         faults = [
-            f"{name}: a later call writes to what an earlier one returned"
+            wrong(f"{name}: a later call writes to what an earlier one returned")
             for name in unlike(copy, before)
         ]
         for how in self.repeats():
-            again = self.once(case.request())
+            again = self.once(self.request(case))
             faults += again.faults
             if again.error is not None:
-                faults.append(f"another call: {': '.join(again.error)}")
+                faults.append(wrong("another call ends in an error", ": ".join(again.error)))
             else:
-                faults += [f"{name}: {OTHER_BITS} {how}" for name in unlike(first, again)]
+                what = f"{OTHER_BITS} {'by number of threads' if 'threads' in how else 'again'}"
+                faults += [convention(what, f"{name} {how}") for name in unlike(first, again)]
         return replace(first, faults=(*first.faults, *dict.fromkeys(faults)))
 
 
+def _state() -> dict[str, object]:
+    """What a call has no business to change in its process, by name."""
+    state: dict[str, object] = {
+        "NumPy's error handling": np.geterr(),
+        "NumPy's random numbers": np.random.get_state(legacy=False)["state"]["key"].tobytes(),
+        "Python's random numbers": random.getstate(),
+        "how subnormal numbers are computed": float(np.float32(1e-40) * np.ones(1, np.float32)[0]),
+    }
+    if torch := sys.modules.get("torch"):
+        for name in ("get_default_dtype", "get_num_threads", "is_grad_enabled"):
+            state[f"torch.{name}()"] = getattr(torch, name)()
+    return state
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let Python's threads take turns every ten microseconds."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
 def _copied(outcome: Outcome) -> Outcome:
-    copies = {name: value.copy() for name, value in outcome.outputs.items()}
+    copies = {name: value.copy("K") for name, value in outcome.outputs.items()}
     return replace(outcome, outputs=copies)
 
 
@@ -157,6 +226,7 @@ class Subject(Implementation):
             - ``device``: the device of PyTorch's tensors, "cpu" by default;
             - ``set_num_threads``: takes a number of threads, or None for all.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
+        declared: further operators, for which there may be functions.
 
     Raises:
         SubjectError: it has none of the operators, or its framework or device cannot be used.
@@ -164,23 +234,26 @@ class Subject(Implementation):
 
     suite = "operators"
 
-    def __init__(self, name: str, operators: Any, strict: bool = False) -> None:
-        self.name, self.strict = name, strict
+    def __init__(
+        self, name: str, operators: Any, strict: bool = False, declared: Sequence[Any] = ()
+    ) -> None:
+        self.name, self.strict, self.declared = name, strict, declared
+        known = (*FUNCTIONS, *(each.name for each in declared))
         if inspect.isclass(operators):
             try:
                 operators = operators()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise SubjectError(
                     f"{name}: cannot be made: {type(error).__name__}: {error}"
                 ) from error
         self.functions: dict[str, Callable[..., Any]] = {
             function: getattr(operators, function)
-            for function in FUNCTIONS
+            for function in known
             if callable(getattr(operators, function, None))
         }
         if not self.functions:
             raise SubjectError(
-                f"{name}: no operators; allowed: an object with some of {', '.join(FUNCTIONS)}"
+                f"{name}: no operators; allowed: an object with some of {', '.join(known)}"
             )
         self.framework: str = getattr(operators, "framework", "numpy")
         self.device = str(getattr(operators, "device", "cpu"))
@@ -221,27 +294,38 @@ class Subject(Implementation):
         arguments = _Arguments(self, call)
         return partial(self.functions[call.name], *arguments.positional, **arguments.options)
 
+    def request(self, case: Case) -> Call:
+        """The call, in memory with guards on both sides but for an output that owns its memory."""
+        call: Call = case.request()
+        moved: dict[int, Array] = {}
+        if case.is_mistake and call.out is not None:  # how the output lies is the mistake
+            return call
+        for name, array in call.arrays.items():
+            call.tensors[name] = moved.setdefault(id(array), guarded(array))
+        if call.first_out is not None and case.out != OWNED:
+            out = call.first_out
+            call.give(moved[id(out)] if id(out) in moved else guarded(out))
+        return call
+
     def once(self, call: Call) -> Outcome:
         function = self.functions.get(call.name)
         if function is None:
             raise NotOfferedError(f"no {call.name}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            arguments = _Arguments(self, call)
-            _check_accepts(function, arguments.options)
-            try:
-                result = function(*arguments.positional, **arguments.options)
-            except NotImplementedError as error:
-                raise NotOfferedError(first_line(error) or "not implemented") from None
-            except Exception as error:
-                faults = tuple(arguments.faults(refused=True))
-                return Outcome(error=(type(error).__name__, first_line(error)), faults=faults)
-            try:
-                results = outputs(call, result)
-            except Exception as error:  # a result of another kind may raise anything
-                fault = f"its result cannot be read: {type(error).__name__}: {error}"
-                return Outcome(faults=(fault, *arguments.faults()))
-            return Outcome(results, faults=tuple(arguments.faults(results)))
+        arguments = _Arguments(self, call)
+        _check_accepts(function, arguments.options)
+        try:
+            result = function(*arguments.positional, **arguments.options)
+        except NotImplementedError as error:
+            raise NotOfferedError(first_line(error) or "not implemented") from None
+        except Exception as error:
+            faults = tuple(arguments.faults(refused=True))
+            return Outcome(error=(type(error).__name__, first_line(error)), faults=faults)
+        try:
+            results = outputs(call, result)
+        except Exception as error:  # a result of another kind may raise anything
+            fault = wrong(UNREADABLE, f"{type(error).__name__}: {error}")
+            return Outcome(faults=(fault, *arguments.faults()))
+        return Outcome(results, faults=tuple(arguments.faults(results)))
 
 
 def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -269,9 +353,8 @@ class _Arguments:
         self.options = dict(call.options)
         # In the order of normgrad's function, which may have an option among the tensors.
         self.positional = [
-            self.options.pop(each.name) if each.name in self.options else tensors.get(each.name)
-            for each in inspect.signature(FUNCTIONS[call.name]).parameters.values()
-            if each.kind is each.POSITIONAL_OR_KEYWORD
+            self.options.pop(each) if each in self.options else tensors.get(each)
+            for each in call.signature
         ]
         if call.out is not None:
             same = (tensors[name] for name, each in arrays.items() if each is first)
@@ -287,7 +370,7 @@ class _Arguments:
 
     def faults(
         self, results: Mapping[str, Array] | None = None, refused: bool = False
-    ) -> Iterator[str]:
+    ) -> Iterator[Fault]:
         """Describe wrong writes, and results that share memory with an input or with each other.
 
         Shared memory is not seen of tensors on other devices.
@@ -300,14 +383,14 @@ class _Arguments:
             out = self.options["out"]
             array = to_array(out[0] if isinstance(out, tuple) else out)
             if array.tobytes() != results[first].tobytes():
-                yield "out: what was returned is not written to it"
+                yield wrong("out: what was returned is not written to it")
         for name, memory in self._watched.items():
             if fault := memory.fault(memory.value is target and not refused):
-                yield f"{name}: {fault}"
+                yield wrong(f"{name}: {fault}")
         others = self._call.arrays
         for name, value in results.items():
             if target is None or name != first:
                 for other, array in others.items():
                     if np.may_share_memory(value, array):
-                        yield f"{name}: in the memory of {other}"
+                        yield wrong(f"{name}: in the memory of {other}")
                 others[name] = value

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from .. import dtypes
 from ..contract import Kind
 from ..operators.by_name import PLANNED
-from .cases import IN_PLACE, Case, Topic, thinned, varied
+from .cases import IN_PLACE, OWNED, Case, Topic, thinned, varied
 from .changes import LONG_SUMS, TWISTS, is_vector, mistakes
 from .tensors import FORWARD, GRADIENTS, HALVES, LAYOUTS, Shape, operator_of
 
@@ -25,7 +25,7 @@ RATIOS = {**dict.fromkeys(DTYPES, _RATIOS), **dict.fromkeys(HALVES, _RATIOS[:3])
 
 #: Shapes tried in every layout and dtype: short rows of odd length, long rows, and no rows.
 SHAPES: tuple[Shape, ...] = ((4, 6, 9, 11), (2, 4, 1000), (33, 40))
-_ODD: tuple[Shape, ...] = ((1, 4), (3, 4), (1, 4, 1, 1), (5, 1, 7), (2, 3, 257))
+_ODD: tuple[Shape, ...] = ((1, 4), (3, 4), (1, 4, 1, 1), (5, 1, 7), (2, 3, 257), (6, 4, 3))
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 0, 5), (2, 4, 0))
 #: More elements than the engine computes in one piece.
 _LARGE: Shape = (16, 24, 28, 28)
@@ -34,10 +34,11 @@ _LARGE: Shape = (16, 24, 28, 28)
 #: samples, and elements of a row, each just above a power of two.
 SIZES: tuple[Shape, ...] = (
     (3, 33, 5), (2, 65, 3), (2, 129, 2), (2, 1025, 1), (65537, 2, 1), (2, 2, 2049), (1, 2, 65537),
+    (6, 4, 7),
 )  # fmt: skip
 #: The same for operators with statistics of a row, which is the last axis.
 _SIZES_OF_ROWS: tuple[Shape, ...] = (
-    (3, 33), (2, 65), (3, 129), (2, 1025), (65537, 2), (3, 2049), (2, 65537),
+    (3, 33), (2, 65), (3, 129), (2, 1025), (65537, 2), (3, 2049), (2, 65537), (6, 7),
 )  # fmt: skip
 #: The numbers of groups by channels, where there are more than two.
 _GROUPS = {18: 9, 33: 33, 65: 13, 129: 3, 1025: 41}
@@ -48,6 +49,7 @@ LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 
 #: The layouts of grad_out and input, where they differ.
 _MIXED = (
+    ("constant", "contiguous"),
     ("contiguous", "channels_last"),
     ("channels_last", "contiguous"),
     ("sliced", "contiguous"),
@@ -63,8 +65,8 @@ def _statistics(kind: str) -> Kind:
 
 def _is_normal(kind: str, layout: str) -> bool:
     """Whether the tighter bound of normally distributed data holds."""
-    # Expanded values are not independent, and ranks' statistics are drawn from other distributions.
-    return layout != "expanded" and kind != "gather"
+    # Repeated values are not independent, and ranks' statistics are drawn from other distributions.
+    return layout not in ("expanded", "constant") and kind != "gather"
 
 
 def _case(topic: Topic, kind: str, shape: Shape, dtype: str = "float32", **more: Any) -> Case:
@@ -81,10 +83,10 @@ def _plain(kind: str, topic: Topic = Topic.PLAIN) -> Iterator[Case]:
 def _values(kind: str) -> Iterator[Case]:
     for dtype, shape in itertools.product(DTYPES, SHAPES):
         base = _case(Topic.VALUES, kind, shape, dtype)
-        for layout in LAYOUTS:
+        for layout in LAYOUTS[:-1]:  # where all is one value, the variance is nothing but rounding
             yield replace(base, layout=layout, normal=_is_normal(kind, layout))
         for layout, other in _MIXED if kind in GRADIENTS else ():
-            yield replace(base, layout=layout, x_layout=other, normal=True)
+            yield replace(base, layout=layout, x_layout=other, normal=_is_normal(kind, layout))
         for other in DTYPES:
             yield replace(base, parameters=other)
             if kind in GRADIENTS:
@@ -112,6 +114,17 @@ def _absent(kind: str) -> Iterator[Case]:
     for count in range(1, len(present) + 1):
         for absent in itertools.combinations(present, count):
             yield replace(base, absent=absent)
+    for absent, dtype in itertools.product([(name,) for name in present], HALVES):
+        yield replace(base, absent=absent, dtype=dtype)
+        if "num_groups" in call.options:
+            yield replace(base, shape=(3, 8, 25), groups=4, absent=absent, dtype=dtype)
+    small = replace(base, std=0.01)  # of which eps is a large part
+    if "eps" in call.options:
+        yield replace(small, absent=("eps",))
+        yield from varied(small, eps=(0.0, 1e-2))
+    if "momentum" in call.options:
+        yield replace(base, absent=("momentum",))
+        yield from varied(base, momentum=(0.0, 1.0))
 
 
 def _vectors(kind: str) -> Iterator[Case]:
@@ -127,7 +140,7 @@ def _outputs(kind: str) -> Iterator[Case]:
         return
     tensors = {parameter.name for parameter in operator.parameters}
     in_place = [out for out, name in IN_PLACE.items() if name in tensors]
-    outs = ("contiguous", "channels_last", "sliced", "negative", "odd", *in_place)
+    outs = ("contiguous", OWNED, "channels_last", "sliced", "negative", "odd", *in_place)
     for shape in ((3, 4, 5, 6), (4, 8, 40, 40)):
         yield from varied(_case(Topic.OUTPUTS, kind, shape), layout=_TWO_LAYOUTS, out=outs)
 
@@ -135,9 +148,18 @@ def _outputs(kind: str) -> Iterator[Case]:
 def _shapes(kind: str) -> Iterator[Case]:
     for shape in _ODD:
         yield _case(Topic.SHAPES, kind, shape)
+    statistics = _statistics(kind)
+    for axis in (0, 2, -2) if statistics is not Kind.ROW and kind != "gather" else ():
+        if axis or statistics is not Kind.GROUP:
+            yield _case(Topic.SHAPES, kind, (4, 6, 4, 5), channel_axis=axis)
+    for axes in (3, 1, 0) if statistics is Kind.ROW else ():
+        yield _case(Topic.SHAPES, kind, (2, 3, 4, 5), row_axes=axes)
+    for dtype in ("float32", "bfloat16"):
+        base = _case(Topic.SHAPES, kind, (2, 4, 3, 5, 2), dtype, layout="channels_last")
+        yield from (base, replace(base, shape=(2, 8, 3, 4, 5)))
     for rank, axis in itertools.product(range(2, 9), (1, -1)):
         shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
-        has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
+        has_no_axis = axis < 0 and statistics is Kind.ROW
         if (kind != "gather" or axis % rank == 1) and not has_no_axis:
             yield _case(Topic.SHAPES, kind, shape, channel_axis=axis)
     yield from varied(Case(Topic.SHAPES, kind, ()), shape=_EMPTY, layout=_TWO_LAYOUTS)
@@ -167,7 +189,7 @@ def _special(kind: str) -> Iterator[Case]:
         if change == LONG_SUMS:
             long = Case(Topic.SPECIAL, kind, LONG[0], change=LONG_SUMS)
             yield from varied(long, shape=LONG, layout=_TWO_LAYOUTS)
-            yield from varied(long, dtype=HALVES)
+            yield from varied(long, shape=LONG, dtype=HALVES)
         else:
             yield from varied(replace(base, change=change), layout=_TWO_LAYOUTS)
     yield replace(base, shape=(4, 4, 128, 128), change="all terms positive")
@@ -181,6 +203,15 @@ def _mistakes(kind: str) -> Iterator[Case]:
 def _determinism(kind: str) -> Iterator[Case]:
     base = _case(Topic.DETERMINISM, kind, _LARGE)
     yield from varied(base, dtype=("float32", "bfloat16"), layout=_TWO_LAYOUTS)
+
+
+def _concurrency(kind: str) -> Iterator[Case]:
+    yield _case(Topic.CONCURRENCY, kind, (8, 12, 28, 28))
+
+
+def _memory(kind: str) -> Iterator[Case]:
+    for case in _plain(kind, Topic.MEMORY):
+        yield from varied(case, dtype=DTYPES)
 
 
 #: Each topic's cases of a kind, and a step: a quick run takes the first case, one in this many, and
@@ -199,7 +230,8 @@ _PARTS: Mapping[Topic, tuple[Callable[[str], Iterator[Case]], int]] = {
     Topic.SPECIAL: (_special, 9),
     Topic.MISTAKES: (_mistakes, 3),
     Topic.DETERMINISM: (_determinism, 5),
-    Topic.MEMORY: (partial(_plain, topic=Topic.MEMORY), 1),
+    Topic.CONCURRENCY: (_concurrency, 1),
+    Topic.MEMORY: (_memory, 2),
 }
 
 

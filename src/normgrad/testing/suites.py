@@ -7,9 +7,10 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,12 +20,12 @@ import normgrad
 from .. import devices
 from ..machine import version
 from ..operators.by_name import FUNCTIONS
-from . import aclnn, infiniop, modules
+from . import aclnn, infiniop, modules, own
 from .c_functions import Functions, of_libraries
 from .cases import Case, Topic
 from .libraries import Library
-from .outcomes import Judged, judge
-from .subjects import Implementation, Runner, Subject, SubjectError
+from .outcomes import Judged, judge, wrong
+from .subjects import NO_PARAMETER, Implementation, Subject, SubjectError
 from .suite import cases
 
 
@@ -34,7 +35,7 @@ class Suite(NamedTuple):
     cases: Callable[[bool, Mapping[str, str]], tuple[Any, ...]]
 
 
-#: The suites, by :attr:`.subjects.Runner.suite`.
+#: The suites, by :attr:`.subjects.Implementation.suite`.
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
     "infiniop": Suite(infiniop.cases),
@@ -52,9 +53,9 @@ _load_globally = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
 
 
-def cases_of(runner: Runner, quick: bool = False) -> tuple[Case, ...]:
+def cases_of(subject: Implementation, quick: bool = False) -> tuple[Case, ...]:
     """The cases of an implementation's suite, or a quick run's part of them."""
-    return SUITES[runner.suite].cases(quick, runner.facts)
+    return (*SUITES[subject.suite].cases(quick, subject.facts), *own.cases(subject.declared, quick))
 
 
 def run(case: Case, operators: Any) -> Judged:
@@ -64,19 +65,38 @@ def run(case: Case, operators: Any) -> Judged:
         case: one of :func:`normgrad.testing.cases`; for a library, one of its suite in ``SUITES``.
         operators: an object or class as :class:`Subject` takes it, or what :func:`load` returns.
     """
-    runner: Runner = operators if isinstance(operators, Runner) else Subject("it", operators)
-    judged = judge(case, runner.run(case), runner.strict)
-    if not case.is_mistake:
-        return judged
-    bases = (e for e in cases_of(runner, True) if (e.topic, e.kind) == (Topic.PLAIN, case.kind))
-    judged_bases = (judge(base, runner.run(base), runner.strict) for base in bases)
-    return judged.beside(next(judged_bases, None))
+    subject = operators if isinstance(operators, Implementation) else Subject("it", operators)
+    judged = judge(case, subject.run(case), subject.strict)
+    if judged.absent and case.topic is Topic.PLAIN and judged.absent.startswith(NO_PARAMETER):
+        # Every caller needs what the plain call needs.
+        fault = wrong(f"{case.operator} lacks a parameter", f"{judged.absent}: {case.call()}")
+        return Judged(case, (fault,))
+    return judged.beside(_plain(subject, case.kind)) if judged.said else judged
 
 
-def load(spec: str) -> Implementation:
+def _plain(subject: Implementation, kind: str) -> Judged | None:
+    """The verdict on the plain call of a kind, which is run once."""
+    known = subject.__dict__.setdefault("plain_calls", {})
+    if kind not in known:
+        plain = (e for e in cases_of(subject, True) if (e.topic, e.kind) == (Topic.PLAIN, kind))
+        known[kind] = next((judge(e, subject.run(e), subject.strict) for e in plain), None)
+    return known[kind]  # type: ignore[no-any-return]
+
+
+def specs_of(spec: str) -> list[str]:
+    """The name of an implementation on each device: for "normgrad", the CPU and all GPUs."""
+    if spec != "normgrad" or devices.unusable() is not None or find_spec("torch") is None:
+        return [spec]
+    import torch
+
+    return [spec, *(f"{spec}:cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def load(spec: str, declared: Sequence[own.Operator] = ()) -> Implementation:
     """Load the implementation of a name.
 
     Args:
+        declared: further operators, for which it may have functions.
         spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
             shared library that speaks infiniop or aclnn; "module:Name" for an object, a class or a
             class of ``torch.nn.Module`` in a module that can be imported, or "module" for the
@@ -94,16 +114,13 @@ def load(spec: str) -> Implementation:
         except ModuleNotFoundError as error:
             raise SubjectError(f"torch: {error}") from None
         return Subject(f"torch {version('torch')}", aten.operators())
-    if spec.endswith(".py"):
-        allowed = "its module and a name in it, such as mine:Ops"
-        raise SubjectError(f"{spec}: a file; allowed: {allowed}")
-    if _LIBRARY.fullmatch(spec) or os.sep in spec:
+    if _LIBRARY.fullmatch(spec) or (os.sep in spec and not spec.endswith(".py")):
         return _library(spec)
     target = _import_target(spec)
     torch = sys.modules.get("torch")  # which has been imported where there is a module of its
     if torch is not None and isinstance(target, type) and issubclass(target, torch.nn.Module):
         return modules.Module(spec, target)
-    return Subject(spec, target)
+    return Subject(spec, target, declared=declared)
 
 
 def _ours(device: str) -> Subject:
@@ -127,18 +144,29 @@ def _ours(device: str) -> Subject:
     return Subject(f"normgrad ({device})", operators, strict=True)
 
 
-def _import_target(spec: str) -> Any:
-    """The object "module:Name", or the module itself."""
-    module, _, attribute = spec.partition(":")
+def module_of(spec: str) -> Any:
+    """The module of "module:Name", or None for what is no Python object."""
+    module = spec.partition(":")[0]
+    if spec == "torch" or module == "normgrad" or _LIBRARY.fullmatch(spec) or os.sep in spec:
+        return None
+    if spec.endswith(".py"):
+        allowed = "its module and a name in it, such as mine:Ops"
+        raise SubjectError(f"{spec}: a file; allowed: {allowed}")
     if not all(module.split(".")):  # a name with an empty part is a relative one
         raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
     if "" not in sys.path:  # find modules in the current folder, as ``python -m`` does
         sys.path.insert(0, "")
     try:
-        target: Any = importlib.import_module(module)
-    except Exception as error:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SubjectError(f"{spec}: cannot import {module}: {reason}") from error
+
+
+def _import_target(spec: str) -> Any:
+    """The object "module:Name", or the module itself."""
+    module, _, attribute = spec.partition(":")
+    target: Any = module_of(spec)
     for name in attribute.split(".") if attribute else ():
         if not hasattr(target, name):
             raise SubjectError(f"{spec}: {module} has no {attribute}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from .. import dtypes, reference
 from ..contract import Kind, Operator, Output, Parameter
 from ..dtypes import DType
-from ..operators.by_name import PLANNED, choices_of
+from ..operators.by_name import FUNCTIONS, PLANNED, choices_of
 from ..options import Options
 from ..problem import Role
 
@@ -21,7 +22,10 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 #: The memory layouts of a tensor; see :func:`lay_out`.
-LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed", "negative", "expanded", "odd")
+LAYOUTS = (
+    *("contiguous", "channels_last", "sliced", "transposed", "negative", "expanded", "odd"),
+    "constant",
+)
 HALVES = ("float16", "bfloat16")
 
 #: The default constant that is added to variances.
@@ -37,7 +41,8 @@ def lay_out(values: Array, layout: str) -> Array:
             element, along each axis, of a larger array whose other elements are NaN; "transposed":
             the axes lie in memory in reverse order; "negative": every stride is negative;
             "expanded": the last axis has stride 0, and repeats its first element; "odd": the last
-            axis is contiguous, with three more elements between rows.
+            axis is contiguous, with three more elements between rows; "constant": every stride is
+            0, as in the gradient of a sum.
 
     Raises:
         ValueError: the layout is unknown.
@@ -63,6 +68,8 @@ def lay_out(values: Array, layout: str) -> Array:
     if layout == "expanded":
         first = values[..., :1] if values.shape[-1] else values
         return np.broadcast_to(first, values.shape)
+    if layout == "constant":
+        return np.broadcast_to(values.reshape(-1)[:1].reshape(()), values.shape)
     raise ValueError(f"layout: {layout!r}; allowed: {', '.join(LAYOUTS)}")
 
 
@@ -130,6 +137,29 @@ class Call:
             return (outputs[0].name,)
         return tuple(self.operator.result([None] * len(outputs))._fields)
 
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """The names of the arguments that the operator's function takes by position, in order."""
+        parameters = inspect.signature(FUNCTIONS[self.name]).parameters.values()
+        return tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the data, which no sum has more terms than."""
+        return max((each.size for each in self.arrays.values()), default=1)
+
+    @property
+    def count(self) -> int:
+        """The number of elements that one mean and 1/std are of."""
+        data, kind = self.arrays["input"], self.operator.statistics
+        sets = data.shape[self.choices.get("channel_axis", 1)] if data.ndim > 1 else 1
+        if kind is Kind.ROW:
+            row = self.choices["normalized_shape"]
+            return int(np.prod(row))
+        if kind is Kind.GROUP:
+            sets = len(data) * int(self.choices["num_groups"])
+        return data.size // max(1, sets)
+
     def give(self, data: Array | None) -> None:
         """Have the first output, which has the input's shape, written to this array."""
         rest = [None] * (len(self.outputs) - 1)
@@ -165,7 +195,7 @@ _KINDS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "running_mean running_var save_mean save_invstd",
         {"training": True, "eps": 1e-3},
     ),
-    "eval": ("batch_norm_backward", "save_mean save_invstd", {"training": False}),
+    "eval": ("batch_norm_backward", "save_mean save_invstd", {"training": False, "eps": 1e-3}),
     "reduce": ("batch_norm_backward_reduce", "", {}),
     "elemt": ("batch_norm_backward_elemt", "", {}),
     "group_norm": ("group_norm_backward", "", {}),
@@ -204,6 +234,7 @@ def make(
     mean: float = 0.3,
     std: float = 1.0,
     weight: bool = True,
+    row_axes: int | None = None,
     seed: int = 0,
 ) -> Call:
     """A call with normally distributed tensors, and the statistics that a forward pass would give.
@@ -219,6 +250,8 @@ def make(
         channel_axis, num_groups: the operator's options.
         mean, std: the input's mean and standard deviation.
         weight: whether there are a weight and a bias.
+        row_axes: the number of axes of a row; 0 for one that ``normalized_shape`` gives as an
+            integer. If None, two of four or more axes, else one.
         seed: the seed of the random numbers.
     """
     x_dtype = x_dtype or dtype
@@ -234,7 +267,9 @@ def make(
     axis = channel_axis % len(shape)
     channels = shape[axis]
     count = max(1, x.size // max(1, channels))
-    row = tuple(shape[-2:] if len(shape) > 3 else shape[-1:])
+    row = (
+        shape[-(row_axes or 1) :] if row_axes is not None else shape[-2 if len(shape) > 3 else -1 :]
+    )
 
     def vector(*sizes: int) -> Array:
         return rng.standard_normal(sizes or channels).astype(real)
@@ -269,7 +304,8 @@ def make(
         return affine.get(role or Role.WEIGHT)
 
     parameters = [each for each in operator.parameters if each.name not in absent.split()]
-    sizes: dict[str, Any] = {"num_groups": num_groups, "normalized_shape": row}
+    normalized_shape = row[0] if row_axes == 0 else row
+    sizes: dict[str, Any] = {"num_groups": num_groups, "normalized_shape": normalized_shape}
     sizes |= {"channel_axis": channel_axis} if channel_axis != 1 else {}
     choices = {name: each for name, each in sizes.items() if name in operator.options}
     return Call(name, {each.name: value(each) for each in parameters}, {**choices, **options})
@@ -284,8 +320,8 @@ def _statistics(
     if operator.statistics is Kind.ROW:
         over = tuple(range(x.ndim - len(row), x.ndim))
     elif operator.statistics is Kind.GROUP:
-        shape = (len(x), groups, x.size // (len(x) * groups or 1))
-        wide, over = np.moveaxis(wide, axis, 1).reshape(shape), (2,)
+        wide, over = np.moveaxis(wide, axis, 1), (2,)
+        wide = wide.reshape(len(wide), groups, x.size // (len(wide) * groups or 1))
     count = max(1, math.prod(wide.shape[each] for each in over))
     mean = (wide.sum(over, keepdims=True) / count).astype(real).astype(np.float64)
     centred = wide - mean if operator.is_centred else wide

@@ -1,0 +1,88 @@
+"""Findings: faults of many cases, grouped by their causes."""
+
+from __future__ import annotations
+
+from trials import tried
+
+from normgrad import testing
+from normgrad.testing import Fault, Judged, Level, Topic, findings
+from normgrad.testing.outcomes import wrong
+from normgrad.testing.plugin import conclusion
+
+WRONG, BEYOND, CONVENTION = Level
+
+
+def test_two_causes_in_one_operator_are_two_findings():
+    layouts = ("contiguous", "odd", "channels_last")
+    judged = tried(
+        "tried_operators:Doubles",
+        lambda case: case.topic is Topic.VALUES and case.layout in layouts and len(case.shape) > 2,
+        quick=False,
+    )
+    first, second = findings(judged)
+    assert (first.level, first.what, first.where) == (WRONG, "invstd", "dtype is float16")
+    number = sum(each.case.dtype == "float16" for each in judged)
+    assert (len(first.found), first.tried) == (number, number)
+    assert str(first) == (
+        f"wrong: batch_norm_stats: invstd where dtype is float16 ({number} of {number} cases; "
+        "layers reach it)"
+    )
+    case, fault = first.smallest
+    assert (case.shape, fault.what) == ((4, 6, 9, 11), "invstd")
+    assert second.where == "layout is channels_last"
+    assert {case.dtype for case, _ in second.found} == {"float64", "float32", "bfloat16"}
+
+
+def failing(kinds, is_wrong, *faults, quick=False):
+    """Verdicts as if a kind's cases that a function names had these faults."""
+    cases = testing.cases(quick=quick, kinds=kinds)
+    return [Judged(case, faults if is_wrong(case) else ()) for case in cases]
+
+
+def test_crashes_with_masks_are_one_finding():
+    lost = wrong("the process ends or hangs", "worker 'gw0' crashed")
+    judged = failing(("train",), lambda case: case.mask and not case.mask[1], lost)
+    (found,) = findings(judged)
+    assert (found.what, found.where) == (lost.what, "mask has no entry 1")
+    assert len(found.found) == found.tried == 8
+    assert found.by_layers
+
+
+def test_what_fails_everywhere_has_no_condition():
+    judged = failing(("stats",), lambda case: not case.is_mistake, wrong("mean"), wrong("invstd"))
+    (found,) = findings(judged)
+    assert (found.what, found.where) == ("mean", "")
+    assert len(found.found) == len([each for each in judged if each.faults])
+
+
+def test_lesser_levels_are_one_finding_each():
+    """For all operators; and a case may have several faults."""
+    beyond = Fault(BEYOND, "grad_input")
+    strides = Fault(CONVENTION, "other strides", "grad_input: (1, 3)")
+    kinds = ("train", "group_norm")
+    judged = failing(kinds, lambda case: case.layout == "channels_last", beyond, strides)
+    first, second = findings(judged)
+    assert (first.level, first.what) == (BEYOND, "grad_input")
+    assert (second.level, second.what) == (CONVENTION, "other strides")
+    assert second.operators == ("batch_norm_backward", "group_norm_backward")
+    # What is wrong stands before them.
+    some = failing(("eval",), lambda case: case.topic is Topic.PLAIN, wrong("grad_bias"))
+    assert [each.level for each in findings([*judged, *some])] == [WRONG, BEYOND, CONVENTION]
+
+
+def test_where_only_an_operator_may_be_called_so_no_layer_reaches_it():
+    judged = failing(("elemt",), lambda case: case.out == "odd", wrong("grad_input"))
+    (found,) = findings(judged)
+    assert found.where == "out is odd"
+    assert "; not by layers)" in str(found)
+
+
+def test_the_conclusion_says_how_many_of_what_was_offered():
+    judged = failing(("stats",), lambda case: case.dtype == "bfloat16", wrong("mean"), quick=True)
+    number = sum(each.case.dtype == "bfloat16" for each in judged)
+    absent = Judged(judged[0].case, absent="no parameter out")
+    assert conclusion([*judged, absent]) == (
+        f"of {len(judged)} cases offered {number} are wrong (1 finding), {len(judged) - number} met"
+    )
+    beyond = Judged(judged[0].case, (Fault(BEYOND, "mean"),))
+    assert conclusion([beyond]) == "of 1 cases offered 0 are wrong, 1 beyond the bound, 0 met"
