@@ -80,10 +80,10 @@ class _Arithmetic:
 
 
 #: The step of the difference quotient that a plain scale has for a derivative.
-STEP = 2.0**-30
+_STEP = 2.0**-30
 
 
-def _exact(
+def of_formula(
     names: Sequence[str],
     formula: Callable[..., Any],
     *terms: Array,
@@ -101,9 +101,9 @@ def _exact(
     """
     dy, xmu, *others = sizes or [abs(term) for term in terms]
     values, scales = formula(*terms, -1), formula(dy, xmu, *others, 1)
-    wider = formula(dy, xmu + STEP * apart, *others, 1)
+    wider = formula(dy, xmu + _STEP * apart, *others, 1)
     found = zip(names, values, scales, wider, strict=True)
-    return {name: Exact(value, s, s + (w - s) / STEP) for name, value, s, w in found}
+    return {name: Exact(value, s, s + (w - s) / _STEP) for name, value, s, w in found}
 
 
 #: The factor of the scales of gradients that find the statistics of float64 data themselves: these
@@ -158,7 +158,7 @@ def batch_norm_backward(
 
         names = ("grad_input", "grad_weight", "grad_bias")
         sizes = (abs(dy), width, abs(w), abs(r))
-        outputs = _exact(names, formula, dy, xmu, w, r, apart=abs(x) + abs(mu), sizes=sizes)
+        outputs = of_formula(names, formula, dy, xmu, w, r, apart=abs(x) + abs(mu), sizes=sizes)
     is_own = training and (save_mean is None or save_invstd is None)
     if is_own and arithmetic.real == np.float64:
         for name in names[:2]:
@@ -394,7 +394,7 @@ def batch_norm_backward_reduce(
 
         names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
         terms = arithmetic.read(grad_out), x - mu, arithmetic.given(invstd)
-        return _exact(names, formula, *terms, apart=abs(x) + abs(mu))
+        return of_formula(names, formula, *terms, apart=abs(x) + abs(mu))
 
 
 def batch_norm_backward_elemt(
@@ -425,7 +425,7 @@ def batch_norm_backward_elemt(
             return (along(w * r) * (dy + minus * inner),)
 
         terms = arithmetic.read(grad_out), x - mu, *vectors, *sums
-        return _exact(("grad_input",), formula, *terms, apart=abs(x) + abs(mu))
+        return of_formula(("grad_input",), formula, *terms, apart=abs(x) + abs(mu))
 
 
 def group_norm_backward(
@@ -460,7 +460,7 @@ def group_norm_backward(
             return back(grad_input), grad_gamma, grad_beta
 
         names = ("grad_input", "grad_gamma", "grad_beta")
-        return _exact(names, formula, dy, x - mu, r, g, apart=abs(x) + abs(mu))
+        return of_formula(names, formula, dy, x - mu, r, g, apart=abs(x) + abs(mu))
 
 
 def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -519,7 +519,7 @@ def layer_norm_backward(
             return r * (d + minus * sums / size), grad_weight, grad_bias
 
         names = ("grad_input", "grad_weight", "grad_bias")
-        return _exact(names, formula, dy, x - mu, r, w, apart=apart)
+        return of_formula(names, formula, dy, x - mu, r, w, apart=apart)
 
 
 def rms_norm(

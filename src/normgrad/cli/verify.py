@@ -20,12 +20,8 @@ PATIENCE = 300
 #: often it ends, and a summary in place of a traceback for each case.
 _OPTIONS = (
     *("-c", os.devnull, "--rootdir=.", "-p", "no:cacheprovider", "--pyargs", "normgrad.testing"),
-    *(
-        "--dist=load",
-        "--max-worker-restart=1000000",
-        f"--timeout={PATIENCE}",
-        "--timeout-method=thread",
-    ),
+    *("--dist=load", "--max-worker-restart=1000000"),
+    *(f"--timeout={PATIENCE}", "--timeout-method=thread"),
     *("-q", "--no-header", "--tb=no", "-rN", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
 

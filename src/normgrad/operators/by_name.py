@@ -32,14 +32,14 @@ OPERATORS = {name: operator for name, operator in PLANNED.items() if operator.is
 
 
 @cache
-def _signature(name: str) -> Mapping[str, inspect.Parameter]:
+def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
     """The parameters of an operator's function."""
     return inspect.signature(FUNCTIONS[name]).parameters
 
 
 def choices_of(name: str) -> dict[str, Any]:
     """An operator's arguments that are not tensors, with their defaults or Parameter.empty."""
-    parameters = _signature(name)
+    parameters = parameters_of(name)
     return {option: parameters[option].default for option in PLANNED[name].options}
 
 
@@ -77,7 +77,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
         elif argument in choices:
             choices[argument] = value
         else:
-            allowed = ", ".join(_signature(name))
+            allowed = ", ".join(parameters_of(name))
             raise TypeError(f"{argument}: no argument of {name}; allowed: {allowed}")
     for argument, value in choices.items():
         if value is inspect.Parameter.empty:

@@ -34,11 +34,6 @@ def operators() -> SimpleNamespace:
     )
 
 
-#: The operators of synchronised batch norm, which PyTorch has on GPUs alone.
-_SYNCHRONISED = tuple(
-    f"batch_norm_{name}"
-    for name in ("stats", "elemt", "gather_stats_with_counts", "backward_reduce", "backward_elemt")
-)
 _DATA = ("grad_out", "input")
 _PARAMETERS = ("weight", "bias", "gamma", "beta")
 _STATISTICS = ("mean", "rstd", "save_mean", "save_invstd", "running_mean", "running_var")
@@ -77,10 +72,10 @@ def _why_not(name: str, values: Mapping[str, Any]) -> str:
             return "both statistics"
         if not x.numel() or any(len(each) != x.shape[1] for each in vectors):
             return "elements, and vectors of the input's channels"
-    formats = (torch.contiguous_format, {4: torch.channels_last, 5: torch.channels_last_3d})
+    formats = [torch.contiguous_format]
+    formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(x.dim(), [])
     if of_groups and not any(
-        all(each.is_contiguous(memory_format=layout) for each in data)
-        for layout in (formats[0], formats[1].get(x.dim(), formats[0]))
+        all(each.is_contiguous(memory_format=layout) for each in data) for layout in formats
     ):
         return "dense data of one memory format"
     return ""
@@ -105,7 +100,8 @@ def _under_our_name(name: str) -> Callable[..., Any]:
             values |= {name: values[name].clone() for name in running}
         if isinstance(row := values.get("normalized_shape"), int):
             values["normalized_shape"] = (row,)
-        if name not in _SYNCHRONISED and (reason := _why_not(name, values)):
+        # Those of synchronised batch norm, which PyTorch has on GPUs alone, have normgrad's names.
+        if theirs.name != name and (reason := _why_not(name, values)):
             raise NotImplementedError(f"PyTorch's layers pass {reason}")
         dense = (*_STATISTICS, *(_PARAMETERS if "group_norm" in name else ()))
         values |= {key: values[key].contiguous() for key in dense if values.get(key) is not None}

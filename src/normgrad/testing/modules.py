@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..reference import OWN_STATISTICS, STEP, Exact, centred, mean_of
+from ..reference import OWN_STATISTICS, Exact, centred, mean_of, of_formula
 from . import suite
 from .cases import Case, Topic
 from .changes import TWISTS
@@ -105,7 +105,7 @@ class ModuleCase(Case):
         xmu = centred(x, over) if is_centred else x
         r = 1 / np.sqrt(mean_of(xmu**2, over) + wide(call.options["eps"]))
 
-        def formula(xmu: Array, dy: Array, w: Array, b: Array, minus: int = 1) -> Iterator[Array]:
+        def formula(dy: Array, xmu: Array, w: Array, b: Array, minus: int) -> Iterator[Array]:
             xhat, d = xmu * r, w * dy
             inner = xhat * mean_of(d * xhat, over) + (mean_of(d, over) if is_centred else 0)
             yield (w * xhat + b).reshape(shape)
@@ -117,17 +117,14 @@ class ModuleCase(Case):
         if is_centred:
             roundoff = call.arithmetic.unit_roundoff
             widened = widened + mean_of(abs(xmu), over) + roundoff * mean_of(abs(x), over)
-        values = formula(xmu, dy, w, b, -1)
-        apart: Array = is_centred * (abs(x) + mean_of(abs(x), over))
-        scales, wider = (
-            formula(size, abs(dy), abs(w), abs(b)) for size in (widened, widened + STEP * apart)
-        )
         names = ("output", "grad_input", *(f"grad_{name}" for name in step.vectors))
-        factors = [1, *[OWN_STATISTICS if wide is np.longdouble else 1] * (len(names) - 1)]
-        found = zip(names, values, scales, wider, factors, strict=True)
+        apart: Array = is_centred * (abs(x) + mean_of(abs(x), over))
+        sizes = [abs(dy), widened, abs(w), abs(b)]
+        found = of_formula(names, formula, dy, xmu, w, b, apart=apart, sizes=sizes)
+        factor = OWN_STATISTICS if wide is np.longdouble else 1
         return {
-            name: Exact(value, factor * scale, scale + (more - scale) / STEP)
-            for name, value, scale, more, factor in found
+            name: exact if name == "output" else exact._replace(scale=factor * exact.scale)
+            for name, exact in found.items()
         }
 
 

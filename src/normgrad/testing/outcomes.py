@@ -19,7 +19,7 @@ from enum import Enum
 
 import numpy as np
 
-from .. import dtypes, precision
+from .. import dtypes, layout, precision
 from ..contract import Kind
 from ..dtypes import DType
 from ..reference import Exact
@@ -304,20 +304,18 @@ def _unlike(
             continue
         allowed = [spec.dtype]
         if not strict and output.kind is not Kind.DATA:
-            data = dtypes.parse(call.arrays["input"].dtype)
+            data = dtypes.parse(call.data.dtype)
             least = data if output.is_wide else spec.dtype
             most = precision.roundoff(least, call.arithmetic)
             allowed += [each for each in dtypes.FLOATS if each.unit_roundoff <= most]
         if dtypes.from_numpy(array.dtype) not in allowed:
             names = ", ".join(dict.fromkeys(map(str, allowed)))
             yield wrong(f"{name}: other dtype", f"dtype {array.dtype}; allowed: {names}")
-        elif output.kind is Kind.DATA and call.first_out is None:
+        elif output.kind is Kind.DATA and call.first_out is None and array.size:
             steps = tuple(step // array.itemsize for step in array.strides)
-            if _order(spec.shape, steps) != _order(spec.shape, spec.strides):
+            ours, theirs = (
+                layout.used_strides(spec.shape, layout.dense_like(spec.shape, each))
+                for each in (spec.strides, steps)
+            )
+            if ours != theirs:
                 yield convention("other strides", f"{name}: {steps}; input's: {spec.strides}")
-
-
-def _order(shape: tuple[int, ...], steps: tuple[int, ...]) -> list[int]:
-    """The axes in the order of memory, without those of one element; none of an empty tensor."""
-    axes = [axis for axis, size in enumerate(shape) if size > 1 and 0 not in shape]
-    return sorted(axes, key=lambda axis: -abs(steps[axis]))

@@ -90,6 +90,10 @@ class OwnCall(Call):
         return tuple(self.declared.outputs)
 
     @property
+    def data(self) -> Array:
+        return next(iter(self.arrays.values()))
+
+    @property
     def signature(self) -> tuple[str, ...]:
         return tuple(self.declared.tensors)
 
@@ -99,8 +103,8 @@ class OwnCall(Call):
 
     @property
     def count(self) -> int:
-        first = next(iter(self.arrays.values()))
-        return int(first.shape[-1] if self.operator.statistics is Kind.ROW else first.size)
+        is_of_rows = self.operator.statistics is Kind.ROW
+        return int(self.data.shape[-1] if is_of_rows else self.data.size)
 
     def exact(self) -> dict[str, Exact]:
         wide = np.longdouble if self.arithmetic is dtypes.float64 else np.float64
@@ -123,7 +127,7 @@ class OwnCase(Case):
         return self.kind
 
     def output_specs(self, call: Call) -> list[TensorSpec | None]:
-        data, exact = next(iter(call.arrays.values())), call.exact()
+        data, exact = call.data, call.exact()
         steps = tuple(step // data.itemsize for step in data.strides)
         return [
             TensorSpec(

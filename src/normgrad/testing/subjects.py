@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from .conversions import (
     to_torch,
 )
 from .memory import Watched, guarded, leak_of, reverse
-from .outcomes import UNREADABLE, Fault, Outcome, convention, wrong
+from .outcomes import UNREADABLE, Fault, Judged, Outcome, convention, wrong
 from .tensors import Array, Call
 
 #: Numbers of threads that must give the same bits; None stands for all threads.
@@ -75,6 +75,11 @@ class Implementation(ABC):
     facts: dict[str, str]
     device = "cpu"
     declared: Sequence[Any] = ()
+
+    @cached_property
+    def plain(self) -> dict[str, Judged | None]:
+        """The verdicts on the plain calls that have been run, by their kind."""
+        return {}
 
     @abstractmethod
     def once(self, call: Any) -> Outcome:

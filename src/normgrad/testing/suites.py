@@ -76,11 +76,11 @@ def run(case: Case, operators: Any) -> Judged:
 
 def _plain(subject: Implementation, kind: str) -> Judged | None:
     """The verdict on the plain call of a kind, which is run once."""
-    known = subject.__dict__.setdefault("plain_calls", {})
-    if kind not in known:
+    if kind not in subject.plain:
         plain = (e for e in cases_of(subject, True) if (e.topic, e.kind) == (Topic.PLAIN, kind))
-        known[kind] = next((judge(e, subject.run(e), subject.strict) for e in plain), None)
-    return known[kind]  # type: ignore[no-any-return]
+        found = (judge(each, subject.run(each), subject.strict) for each in plain)
+        subject.plain[kind] = next(found, None)
+    return subject.plain[kind]
 
 
 def specs_of(spec: str) -> list[str]:

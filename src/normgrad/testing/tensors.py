@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from .. import dtypes, reference
 from ..contract import Kind, Operator, Output, Parameter
 from ..dtypes import DType
-from ..operators.by_name import FUNCTIONS, PLANNED, choices_of
+from ..operators.by_name import PLANNED, choices_of, parameters_of
 from ..options import Options
 from ..problem import Role
 
@@ -138,9 +137,14 @@ class Call:
         return tuple(self.operator.result([None] * len(outputs))._fields)
 
     @property
+    def data(self) -> Array:
+        """The data tensor whose shape and dtype the outputs have."""
+        return self.arrays["input"]
+
+    @property
     def signature(self) -> tuple[str, ...]:
         """The names of the arguments that the operator's function takes by position, in order."""
-        parameters = inspect.signature(FUNCTIONS[self.name]).parameters.values()
+        parameters = parameters_of(self.name).values()
         return tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
 
     @property
@@ -151,7 +155,7 @@ class Call:
     @property
     def count(self) -> int:
         """The number of elements that one mean and 1/std are of."""
-        data, kind = self.arrays["input"], self.operator.statistics
+        data, kind = self.data, self.operator.statistics
         sets = data.shape[self.choices.get("channel_axis", 1)] if data.ndim > 1 else 1
         if kind is Kind.ROW:
             row = self.choices["normalized_shape"]
