@@ -8,7 +8,7 @@ import pytest
 from trials import of, tried, words
 
 from normgrad import testing
-from normgrad.testing import Level, Subject, Topic, findings, suites
+from normgrad.testing import Kind, Level, Operator, Subject, Topic, findings, suites
 
 DECLARED = [own_operators.ADD_RMS_NORM, own_operators.SCALE]
 
@@ -62,6 +62,23 @@ def test_vectors_of_channels_and_rows(factor, level):
     assert {each.level for each in judged} == {level}
     if factor > 1:
         assert {fault.what for each in judged for fault in each.faults} == {"mean"}
+
+
+def test_tensors_have_any_names():
+    def oracle(x, w):
+        squares = (x * x).mean(-1, keepdims=True)
+        return {"y": (x * w, abs(x * w)), "squares": (squares, squares)}
+
+    class Mine:
+        def product(self, x, w):
+            wide = x.astype(np.longdouble)
+            squares = (wide * wide).mean(-1, keepdims=True)
+            return (wide * w).astype(x.dtype), squares.astype(np.float64)
+
+    tensors = {"x": Kind.DATA, "w": Kind.POSITION}
+    declared = Operator("product", tensors, {"y": Kind.DATA, "squares": Kind.ROW}, oracle)
+    judged = tried(Subject("it", Mine, declared=[declared]), quick=False)
+    assert words([each for each in judged if not each.case.is_mistake]) == {"met"}
 
 
 def test_one_operator_lacks_what_another_has():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from trials import of, tried, words
 
+import normgrad as ng
+from normgrad import testing
 from normgrad.testing import Level, Topic
 
 WRONG, BEYOND, CONVENTION = Level
@@ -91,6 +94,16 @@ def test_an_error_for_every_call_shows_nothing():
         "without its mistake the call is wrong: refuses a legal call: ValueError: grad_out: not "
         "today"
     }
+
+
+def test_random_numbers_that_a_call_draws():
+    class Draws:
+        def batch_norm_stats(self, input, *, eps=1e-5):
+            np.random.random()
+            return ng.batch_norm_stats(input, eps=eps)
+
+    (case,) = testing.cases(kinds=("stats",))[:1]
+    assert str(testing.run(case, Draws)) == "wrong: changes NumPy's random numbers"
 
 
 @pytest.mark.parametrize(

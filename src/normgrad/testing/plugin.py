@@ -76,18 +76,20 @@ def pytest_configure(config: pytest.Config) -> None:
     spec: str = config.getoption("subject")
     try:
         module = module_of(spec)
-        if hasattr(module, "pytest_normgrad_operators"):
-            config.pluginmanager.register(module)
+        plugins = config.pluginmanager
+        if hasattr(module, "pytest_normgrad_operators") and not plugins.is_registered(module):
+            plugins.register(module)
         declared = [each for some in config.hook.pytest_normgrad_operators() for each in some]
         loaded = [load(each, declared) for each in specs_of(spec)]
     except SubjectError as error:
         raise pytest.UsageError(f"--subject: {error}") from None
     config.stash[_SUBJECTS] = {each.device: each for each in loaded}
-    for name in ("csv", "xfails"):
-        path = config.getoption(name)
-        if path and not (Path(path).is_file() if name == "xfails" else Path(path).parent.is_dir()):
-            kind = "a file" if name == "xfails" else "a file in a folder that exists"
-            raise pytest.UsageError(f"--{name}: {path}; allowed: {kind}")
+    path = config.getoption("xfails")
+    if path and not Path(path).is_file():
+        raise pytest.UsageError(f"--xfails: {path}; allowed: a file")
+    path = config.getoption("csv")
+    if path and not Path(path).parent.is_dir():
+        raise pytest.UsageError(f"--csv: {path}; allowed: a file in a folder that exists")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Results(config))
 
@@ -187,9 +189,11 @@ class _Results:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a table, the findings, and a sentence; write the file."""
         line = terminalreporter.write_line
-        judged = [*self._judged.values()]
+        # In the suite's order: workers end in any.
+        by_name = {name: self._judged[name] for name in self._cases if name in self._judged}
+        judged = [*by_name.values()]
         if path := self._config.getoption("csv"):
-            _write(Path(path), self._judged)
+            _write(Path(path), by_name)
         if not judged or self._config.getoption("case"):
             for each in judged:
                 line(f"{each.case}: {each}")

@@ -187,9 +187,10 @@ class Implementation(ABC):
 
 def _state() -> dict[str, object]:
     """What a call has no business to change in its process, by name."""
+    numbers = np.random.get_state(legacy=False)["state"]
     state: dict[str, object] = {
         "NumPy's error handling": np.geterr(),
-        "NumPy's random numbers": np.random.get_state(legacy=False)["state"]["key"].tobytes(),
+        "NumPy's random numbers": (numbers["pos"], numbers["key"].tobytes()),
         "Python's random numbers": random.getstate(),
         "how subnormal numbers are computed": float(np.float32(1e-40) * np.ones(1, np.float32)[0]),
     }
