@@ -47,14 +47,14 @@ def plan_with(case: Case, given: data.Data, chosen: Policy) -> normgrad.Plan:
     """A case's plan under a policy."""
     with mock.patch.object(schedule, "policy_of", return_value=chosen):
         plan = contenders.planned(case, given)
-        plan._schedule.template()  # makes what a plan makes late
+        plan._schedule.block()  # makes what a plan makes late
     return plan
 
 
 def decided(plan: normgrad.Plan) -> object:
     """What a policy decides of a plan: its block and its steps."""
     program = plan._schedule
-    return program.template().tobytes(), [step.fields() for step in program.steps], plan.path
+    return program.block(), [step.fields() for step in program.steps], plan.path
 
 
 def alternatives(name: str) -> Iterator[tuple[float, Policy]]:

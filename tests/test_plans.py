@@ -388,8 +388,9 @@ def test_rows_of_columns(shape, layout, row):
     spec = TensorSpec(shape, "float32", strides)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("columns")
-    run, repeat = plan._schedule.template()[[block.RUN, block.REPEAT]]
+    words = plan._schedule.block()
     chunk = max(step.cut.piece_channels for step in plan._schedule.steps)
+    run, repeat = words[block.RUN], words[block.REPEAT]
     assert (run, repeat, chunk) == row
     assert run * repeat * chunk <= 2048
 
@@ -485,7 +486,7 @@ def test_rows_of_an_image_or_parts_of_one(shape, strides, run):
     spec = TensorSpec(shape, "float32", strides)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("rows")
-    assert plan._schedule.template()[block.RUN] == run
+    assert plan._schedule.block()[block.RUN] == run
 
 
 @pytest.mark.parametrize(
@@ -530,7 +531,7 @@ def test_banks_are_of_all_steps_that_read_the_tensors():
             continue
         reading = [step for step in program.steps if step.sums or step.write or step.along]
         sets = 1 if len(reading) > 1 else program.cut.sets_per_task
-        assert program.template()[block.BANK_SETS] == sets
+        assert program.block()[block.BANK_SETS] == sets
         compared.add(len(reading) > 1)
     assert compared == {False, True}
 

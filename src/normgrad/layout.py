@@ -26,6 +26,12 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
     return tuple(strides)
 
 
+def channels_last_strides(shape: Sequence[int]) -> Strides:
+    """The strides of PyTorch's channels-last formats: axis 1 is the innermost."""
+    samples, *positions, channels = contiguous_strides((shape[0], *shape[2:], shape[1]))
+    return (samples, channels, *positions)
+
+
 def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """The strides of a new dense tensor with the same order of axes in memory.
 

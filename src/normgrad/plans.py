@@ -14,8 +14,6 @@ from itertools import compress
 from operator import gt, itemgetter
 from typing import Any, TypeVar
 
-import numpy as np
-
 from . import contract, devices, frameworks, layout, memory, views
 from .arguments import Arguments, out_tuple
 from .backends import NativeSchedule, choice
@@ -98,10 +96,8 @@ class Plan:
         self._computes = backend.computes(schedule)
         self.workspace_size = schedule.workspace_size
         self.runner: Any = None
-        #: Workspaces that no run has at the moment, and whether a run leaves its own there: to make
-        #: one takes a tenth of a small call.
+        #: Workspaces that no run has at the moment: to make one takes a tenth of a small call.
         self._spare: list[tuple[int, Any, Any]] = []
-        self._leaves_spare = self.workspace_size <= SPARE_BYTES and device == devices.CPU
         #: The signatures of earlier runs, whose tensors fitted the plan.
         self._signatures: dict[Hashable, None] = {}
         self._makers: dict[Framework, list[_Maker]] = {}
@@ -109,6 +105,11 @@ class Plan:
         self._present = present
         self._titles = names
         self._unread = problem.input_is_grad_out
+
+    @cached_property
+    def _leaves_spare(self) -> bool:
+        """Whether a run leaves a new workspace to the next."""
+        return self.workspace_size <= SPARE_BYTES and not self._on_gpu
 
     @cached_property
     def inputs(self) -> tuple[Place | None, ...]:
@@ -367,7 +368,7 @@ class Plan:
         largest alignment that kernels are compiled for.
         """
         if not self._computes:
-            return NativeSchedule(*np.zeros((2, 0), np.int64))
+            return NativeSchedule([], [], 0)
         data = [addresses.get(role, 0) for role in DATA]
         if self._unread:
             data[Role.INPUT] = data[Role.GRAD_OUT]

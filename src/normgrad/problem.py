@@ -144,7 +144,7 @@ class Problem(NamedTuple):
     counts: TensorSpec | None = None
     eps: float = 0.0
     momentum: float = 0.0
-    divisor: float = 1.0
+    divisor: int = 1
     per_group: int = 1
     invstd_is_variance: bool = False
     read_next: bool = False

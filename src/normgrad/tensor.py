@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import Any, NamedTuple
 
 from . import dtypes, layout
 from .dtypes import DType
+from .symbolic import SymInt
 from .unusable import describe, represent
 
 #: The tensors that operators take, in messages.
@@ -34,9 +35,9 @@ def naming(argument: str) -> Iterator[None]:
         raise ValueError(f"{argument}: {error}") from None
 
 
-def _integers(name: str, values: Any) -> tuple[int, ...]:
+def _integers(name: str, values: Any) -> tuple[Any, ...]:
     try:
-        return tuple(map(operator.index, values))
+        return tuple([each if type(each) is SymInt else index(each) for each in values])
     except Exception:  # iterating over a caller's object may raise any type of exception
         raise TypeError(f"{name}: {represent(values)} is not a sequence of integers") from None
 
@@ -62,7 +63,7 @@ class TensorSpec:
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
         sizes = _integers("shape", shape)
-        if min(sizes, default=0) < 0:
+        if any(size < 0 for size in sizes):
             raise ValueError(f"shape: {sizes} has a negative size; allowed: 0 or more")
         if strides is None:
             steps = layout.contiguous_strides(sizes)

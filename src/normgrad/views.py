@@ -107,7 +107,7 @@ def _by_channel(
     if grouped and problem.forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
         outer, channel, inner = (), Axis(options.num_groups, (1, 1, 1)), Axis(0, (1, 1, 1))
-    divisor = float(per_group * (data.elements // max(1, sets.size * channels)))
+    divisor = per_group * (data.elements // max(1, sets.size * channels))
     return problem._replace(
         sets=sets,
         outer=outer,
@@ -169,6 +169,6 @@ def _by_row(
         channel=of_tensors(rows),
         inner=of_tensors(positions),
         vectors=vectors,
-        divisor=float(prod(options.normalized_shape)),
+        divisor=prod(options.normalized_shape),
         outer_rows=len(outer_rows),
     )

@@ -148,7 +148,7 @@ def test_launches_of_a_gpu_s_kernels(monkeypatch):
         )
         row[cuda_driver.CONSTANTS : cuda_driver.CONSTANTS + len(constants)] = constants
     address = ctypes.cast(launch, ctypes.c_void_p).value
-    launches = NativeSchedule(np.zeros(0, np.int64), steps, launch=address)
+    launches = NativeSchedule([], steps.ravel().tolist(), len(steps), launch=address)
     monkeypatch.setattr(Runner, "native", lambda runner, addresses: launches)
 
     @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import contract, devices, dtypes, notices
+from .. import contract, devices, dtypes, layout, notices
 from ..contract import NEW_RUNNING, OUTPUT, Operator
 from ..operators.by_name import PLANNED, device_of, spec_of
 from ..options import Options
 from ..plans import Plan
 from ..problem import WORKSPACE, Role
+from ..symbolic import Program, SymInt
 from ..tensor import TensorSpec
 from . import native
 
@@ -34,6 +37,7 @@ def plan(
     memory_format: torch.memory_format | None,
     tensors: tuple[Any, ...],
     choices: tuple[Any, ...],
+    open_sizes: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any] | None:
     """The description of a call's plan; None where PyTorch, or Python, has to compute the call.
 
@@ -44,6 +48,8 @@ def plan(
             is PyTorch's. None for an operator that a function calls.
         tensors: plain tensors, in the order of the operator's parameters; None where absent.
         choices: the other arguments, in the order of the operator's options.
+        open_sizes: the sizes that the plan leaves open, each by a tensor's index and its axis; such
+            tensors are dense.
 
     Raises:
         TypeError, ValueError: as the operator's function, unless a layer calls.
@@ -59,6 +65,7 @@ def plan(
             each.name: spec_of(each.name, values[each.name], each.kind)
             for each in operator.parameters
         }
+        program = _open(specs, operator, open_sizes) if open_sizes else None
         given: dict[str, TensorSpec | None] = {}
         if memory_format is not None and not operator.is_gradient:
             given = _outputs_of_layer(operator, options, specs, memory_format)
@@ -72,7 +79,33 @@ def plan(
     if is_layer and device != devices.CPU and not _is_right_on(device):
         return None
     made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
-    return _describe(made, operator, options, tensors, given)
+    return _describe(made, operator, options, tensors, given, program)
+
+
+def _open(
+    specs: dict[str, TensorSpec | None],
+    operator: Operator,
+    open_sizes: tuple[tuple[int, int], ...],
+) -> Program:
+    """Put symbols in the place of open sizes, and return the program that has them."""
+    program = Program()
+    for index, axes in groupby(open_sizes, itemgetter(0)):
+        name = operator.names[index]
+        spec = specs[name]
+        assert spec is not None
+        shape: list[Any] = [*spec.shape]
+        for _, axis in axes:
+            shape[axis] = program.open(shape[axis])
+        is_contiguous = spec.strides == layout.contiguous_strides(spec.shape)
+        specs[name] = TensorSpec(shape, spec.dtype, _dense(shape, is_contiguous))
+    return program
+
+
+def _dense(shape: Sequence[int], is_contiguous: bool) -> tuple[int, ...]:
+    """The strides of a contiguous tensor, or of a channels-last one."""
+    if is_contiguous:
+        return layout.contiguous_strides(shape)
+    return layout.channels_last_strides(shape)
 
 
 @cache
@@ -120,8 +153,8 @@ def _outputs_of_layer(
     present = contract.present_inputs(operator, options, specs)
     shapes, input = contract.shapes_of(operator, options, present), specs["input"]
     assert input is not None
-    like = torch.empty(input.shape, device="meta", memory_format=memory_format)
-    output = TensorSpec(input.shape, input.dtype, like.stride())
+    strides = _dense(input.shape, memory_format is torch.contiguous_format)
+    output = TensorSpec(input.shape, input.dtype, strides)
     running = {new: specs.get(old) for new, old in _RUNNING.items()}
     statistics = {
         each.name: TensorSpec(shapes[each.kind], dtypes.float64)
@@ -208,34 +241,49 @@ def _describe(
     options: Options,
     tensors: tuple[Tensor | None, ...],
     given: Mapping[str, TensorSpec | None],
+    program: Program | None,
 ) -> dict[str, Any] | None:
-    """A plan as plans.h has it; of a result its slot, the index of what it overwrites, its spec."""
+    """A plan as plans.h has it.
+
+    Its results are their slots, the indices of what they overwrite, and their dtypes. Its numbers
+    are those of block, steps, workspace, and each result's sizes and strides. If they depend on
+    open sizes, they are 0, and among the symbols, with their row, column and instruction.
+    """
     slots = [-1 if place is None else place.slot for place in plan.inputs]
     pairs = zip(slots, tensors, strict=True)
     schedule = plan.native({slot: value.data_ptr() for slot, value in pairs if value is not None})
     if schedule is None:
         return None
-    results: list[tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]] = []
+    results: list[tuple[int, int, torch.dtype]] = []
+    numbers = [schedule.block, schedule.steps, [plan.workspace_size]]
     for place, output in zip(plan.outputs, operator.outputs(options), strict=True):
         if place is None:
-            results.append((-1, -1, torch.float32, (), ()))
+            results.append((-1, -1, torch.float32))
+            numbers += [[], []]
             continue
         is_in_place = output.name in _RUNNING and output.name in given
         overwritten = operator.names.index(_RUNNING[output.name]) if is_in_place else -1
-        spec = place.spec
-        dtype = getattr(torch, spec.dtype.name)
-        results.append((place.slot, overwritten, dtype, spec.shape, spec.strides))
+        results.append((place.slot, overwritten, getattr(torch, place.spec.dtype.name)))
+        numbers += [[*place.spec.shape], [*place.spec.strides]]
+    symbols = [
+        (row, column, number.index)
+        for row, line in enumerate(numbers)
+        for column, number in enumerate(line)
+        if isinstance(number, SymInt)
+    ]
+    for row, column, _ in symbols:
+        numbers[row][column] = 0
     return {
         "driver": schedule.driver,
         "team": _team() if schedule.parallel else 0,
         "launch": schedule.launch,
         "stream_of": _stream_function() if schedule.launch else 0,
-        "block": schedule.block.tolist(),
-        "steps": schedule.steps.ravel().tolist(),
-        "step_count": len(schedule.steps),
-        "workspace": plan.workspace_size,
+        "step_count": schedule.step_count,
         "alignment": plan.alignment,
         "workspace_slot": WORKSPACE,
         "slots": slots,
         "results": results,
+        "numbers": numbers,
+        "symbols": symbols,
+        "program": program.words if program else [],
     }

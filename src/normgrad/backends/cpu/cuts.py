@@ -6,12 +6,12 @@ the cut decides the order of additions, and so the last bit of the result.
 
 from __future__ import annotations
 
-from math import gcd
 from typing import NamedTuple
 
 from ... import dtypes
 from ...layout import ceil_div, round_up
 from ...memory import LINE
+from ...symbolic import gcd
 from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, read_bytes, rows_in_l1, waits
 
 #: How many times as long an element takes in float64, and one that is copied to tiles first.
@@ -147,7 +147,7 @@ def _unit(layout: Layout) -> int:
         unit = layout.chunk if layout.run > 1 else LANES
     elif any(layout.tiles):
         unit = min(TILE_CHANNELS, layout.channel.size)
-    return problem.per_group * unit // gcd(problem.per_group, unit)
+    return problem.per_group * unit // gcd(unit, problem.per_group)
 
 
 def _of_groups(layout: Layout, whole: Cut) -> Cut:

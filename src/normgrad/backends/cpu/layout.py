@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import gcd
 from typing import NamedTuple
 
 from ...dtypes import DType
 from ...layout import Axis, ceil_div, round_up
 from ...problem import STATISTICS, Problem
+from ...symbolic import gcd
 from .policy import Policy
 
 #: The most elements in a row of columns: their sums and coefficients still almost fit the L1 cache.
@@ -73,7 +73,8 @@ class Layout(NamedTuple):
     @property
     def has_adjacent_channels(self) -> bool:
         """Whether a position's channels follow each other, and may be written as one row."""
-        return not self.columns and self.run >= LANES and set(self.channel.strides) == {self.run}
+        follow = all(step == self.run for step in self.channel.strides)
+        return not self.columns and self.run >= LANES and follow
 
     @property
     def positions(self) -> int:
@@ -152,7 +153,7 @@ def _aligned(unit: int, most: int, span: int = SPAN) -> int:
 
 def rows_in_l1(step: int) -> int:
     """How many rows, ``step`` bytes apart, can each have a cache line in the L1 cache at once."""
-    return WAYS * (PAGE // gcd(PAGE, step))
+    return WAYS * (PAGE // gcd(step, PAGE))
 
 
 def _repeated(policy: Policy, channels: int, most: int, itemsize: int) -> int:

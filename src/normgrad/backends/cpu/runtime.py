@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import stacks
 from ...problem import PLACES
@@ -24,45 +25,56 @@ _Drive = ctypes.CFUNCTYPE(
 _places = struct.Struct(f"{PLACES}Q").pack
 
 
+def _words(schedule: Schedule) -> NativeSchedule:
+    """A schedule in the form in which the driver reads it, with the addresses of its units."""
+    addresses = store.addresses(units.needed(schedule))
+    block = schedule.block()
+    for field, unit in units.of_schedule(schedule).items():
+        block[field] = addresses[unit]
+    block[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.KEY
+    steps: list[int] = []
+    for step in schedule.steps:
+        words = [0] * B.STEP_FIELDS
+        for field, value in step.fields().items():
+            words[field] = value
+        for field, unit in units.of_step(schedule, step).items():
+            words[field] = addresses[unit]
+        steps += words
+    parallel = any(steps[B.THREADS :: B.STEP_FIELDS])
+    return NativeSchedule(block, steps, len(schedule.steps), addresses[units.DRIVER], parallel)
+
+
 class Runner:
     """A schedule with its units, ready to run on addresses.
 
     Attributes:
-        driver: the address of the driver.
-        template: the block without the addresses of tensors.
-        steps: the steps, one after the other.
-        table: the driver's table, which has the addresses of ``template`` and ``steps``.
-        parallel: whether the schedule wants a team of threads.
+        words: the schedule in the form in which the driver reads it.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        addresses = store.addresses(units.needed(schedule))
-        self.driver = addresses[units.DRIVER]
-        self.template = schedule.template()
-        for field, unit in units.of_schedule(schedule).items():
-            self.template[field] = addresses[unit]
-        self.template[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.KEY
-        self.steps = np.zeros((len(schedule.steps), B.STEP_FIELDS), np.int64)
-        for fields, step in zip(self.steps, schedule.steps, strict=True):
-            for field, value in step.fields().items():
-                fields[field] = value
-            for field, unit in units.of_step(schedule, step).items():
-                fields[field] = addresses[unit]
-        self.parallel = bool(self.steps[:, B.THREADS].any())
-        self.table = np.zeros(B.TABLE_FIELDS, np.int64)
-        self.table[B.TEMPLATE] = self.template.ctypes.data
-        self.table[B.STEPS] = self.steps.ctypes.data
-        self.table[B.STEP_COUNT] = len(self.steps)
-        self._drive = partial(_Drive(self.driver), self.table.ctypes.data)
+        self.words = _words(schedule)
+
+    @cached_property
+    def _memory(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The driver's table, and the block and the steps, whose addresses the table has."""
+        block, steps = (np.array(words, np.int64) for words in self.words[:2])
+        table = np.zeros(B.TABLE_FIELDS, np.int64)
+        table[B.TEMPLATE], table[B.STEPS] = block.ctypes.data, steps.ctypes.data
+        table[B.STEP_COUNT] = self.words.step_count
+        return table, block, steps
+
+    @cached_property
+    def _drive(self) -> Callable[..., int]:
+        return partial(_Drive(self.words.driver), self._memory[0].ctypes.data)
 
     def native(self, addresses: Sequence[int]) -> NativeSchedule:
         """The schedule for code that runs it without Python; it is the same for all addresses."""
-        return NativeSchedule(self.template, self.steps, driver=self.driver, parallel=self.parallel)
+        return self.words
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
         places = _places(*addresses)
-        is_done = self._is_done(teams.ready() if self.parallel else ALONE, places)
+        is_done = self._is_done(teams.ready() if self.words.parallel else ALONE, places)
         if not is_done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
             raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 

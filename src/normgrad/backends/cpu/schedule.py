@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-import numpy as np
-import numpy.typing as npt
-
 from ... import dtypes
 from ...layout import ceil_div, round_up
 from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
+from ...symbolic import bits_of_real
 from . import block as B
 from .cuts import Cut, cost_of, cut_of, keeps_chains
 from .layout import Layout, keeps_copy, layout_of, read_bytes
@@ -71,16 +69,16 @@ class Schedule:
             return "constant"
         return "groups" if problem.grouped else "batch"
 
-    def template(self) -> npt.NDArray[np.int64]:
+    def block(self) -> list[int]:
         """The parameter block without its addresses."""
         layout = self.layout
         fields = _axes(layout) | _vectors(layout) | _facts(self)
         fields |= _workspace(self)[0]
         words = [0] * B.BLOCK_FIELDS
         for field, value in fields.items():
-            numbers = [value] if isinstance(value, int) else value
+            numbers = value if isinstance(value, Sequence) else [value]
             words[field : field + len(numbers)] = numbers
-        return np.array(words, np.int64)
+        return words
 
     @property
     def path(self) -> str:
@@ -141,7 +139,7 @@ def _facts(schedule: Schedule) -> _Fields:
         B.GIVEN_SUMS: problem.takes_sums,
         B.EPS: dtypes.bits(problem.eps),
         B.MOMENTUM: dtypes.bits(problem.momentum),
-        B.DIVISOR: dtypes.bits(problem.divisor),
+        B.DIVISOR: bits_of_real(problem.divisor),
         B.PER_GROUP: problem.per_group,
         B.INVSTD_IS_VARIANCE: problem.invstd_is_variance,
         B.SINGLE: problem.arithmetic is dtypes.float32,

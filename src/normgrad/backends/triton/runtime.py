@@ -116,7 +116,7 @@ class Runner:
             steps = self._ready_for(addresses).steps
         if steps is None:
             return None
-        return NativeSchedule(np.zeros(0, np.int64), steps, launch=function)
+        return NativeSchedule([], steps.ravel().tolist(), len(steps), launch=function)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""

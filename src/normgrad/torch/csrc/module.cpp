@@ -88,7 +88,8 @@ py::object as_python(const Choice& choice) {
 // Reads a plan, as planning.py describes it.
 std::shared_ptr<const Plan> read_plan(const py::dict& answer) {
   using Words = std::vector<int64_t>;
-  using Results = std::vector<std::tuple<int64_t, int64_t, at::ScalarType, Words, Words>>;
+  using Results = std::vector<std::tuple<int64_t, int64_t, at::ScalarType>>;
+  using Symbols = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
   const auto number = [&](const char* name) { return answer[name].cast<int64_t>(); };
   auto plan = std::make_shared<Plan>();
   plan->is_supported = true;
@@ -96,17 +97,21 @@ std::shared_ptr<const Plan> read_plan(const py::dict& answer) {
   plan->team = number("team");
   plan->launch = number("launch");
   plan->stream_of = number("stream_of");
-  plan->block = answer["block"].cast<Words>();
-  plan->steps = answer["steps"].cast<Words>();
-  plan->table[0] = reinterpret_cast<int64_t>(plan->block.data());
-  plan->table[1] = reinterpret_cast<int64_t>(plan->steps.data());
-  plan->table[2] = number("step_count");
-  plan->workspace = number("workspace");
+  plan->step_count = number("step_count");
   plan->alignment = number("alignment");
   plan->workspace_slot = number("workspace_slot");
   plan->slots = answer["slots"].cast<Words>();
-  for (auto& [slot, input, dtype, sizes, strides] : answer["results"].cast<Results>()) {
-    plan->results.push_back({slot, input, dtype, std::move(sizes), std::move(strides)});
+  for (const auto& [slot, input, dtype] : answer["results"].cast<Results>()) {
+    plan->results.push_back({slot, input, dtype});
+  }
+  plan->numbers = answer["numbers"].cast<std::vector<Words>>();
+  auto program = std::make_shared<Plan::Program>();
+  for (const auto& [row, column, instruction] : answer["symbols"].cast<Symbols>()) {
+    program->symbols.push_back({row, column, instruction});
+  }
+  program->words = answer["program"].cast<Words>();
+  if (!program->words.empty()) {
+    plan->program = std::move(program);
   }
   return plan;
 }
@@ -235,7 +240,7 @@ PyMethodDef methods[] = {
 
 std::shared_ptr<const Plan> ask(
     const std::string& name, bool is_layer, c10::ArrayRef<Tensor> tensors,
-    c10::ArrayRef<Choice> choices) {
+    c10::ArrayRef<Choice> choices, const Sizes& open) {
   static const auto& none = *new std::shared_ptr<const Plan>(std::make_shared<Plan>());
   if (Py_IsInitialized() == 0) {
     return none;
@@ -252,7 +257,11 @@ std::shared_ptr<const Plan> ask(
       const auto suggested = tensors[0].suggest_memory_format();
       format = py::reinterpret_borrow<py::object>(torch::utils::getTHPMemoryFormat(suggested));
     }
-    const py::object answer = planner(name, format, values, options);
+    py::tuple axes(open.size());
+    for (size_t index = 0; index < open.size(); ++index) {
+      axes[index] = py::make_tuple(open[index].tensor, open[index].axis);
+    }
+    const py::object answer = planner(name, format, values, options, axes);
     return answer.is_none() ? none : read_plan(answer.cast<py::dict>());
   } catch (py::error_already_set& raised) {  // may be raised again in another thread
     raised.restore();
