@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -159,6 +160,11 @@ def address_of(new: Any) -> int:
         capsule = new.__array_struct__
         return int(_interface_at(dlpack.get_pointer(capsule, None)).data)
     return int(new.data_ptr())
+
+
+def pin(value: Any) -> Any:
+    """What keeps the memory of an array where it is: NumPy resizes none with a weak reference."""
+    return weakref.ref(value) if isinstance(value, np.ndarray) else None
 
 
 def _has_gaps(spec: TensorSpec) -> bool:
@@ -458,6 +464,9 @@ class DLPack(Framework):
 #: What computes an operator on plain tensors of PyTorch in C++, by its name, its tensors and its
 #: other arguments, or returns NotImplemented; None where that is not loaded.
 compute_in_cpp: Callable[[str, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
+#: What makes a function that runs a plan in C++ on tensors like these, which are plain and PyTorch's,
+#: or returns NotImplemented; None where that is not loaded. It makes None for a GPU's plans.
+prepare_in_cpp: Callable[[Any, tuple[Any, ...]], Callable[..., Any] | None] | None = None
 
 #: The types of plain tensors whose writes are counted: PyTorch's, but for subclasses.
 COUNTED: set[type] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from operator import gt, itemgetter
 from typing import Any, TypeVar
@@ -28,6 +28,8 @@ from .workspaces import scratch
 #: What makes a new result: its index, its place, a function, and the index of the input that the
 #: function takes, or None for any.
 _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
+#: A workspace's address and owner; and its used part, with the owner, if it is given.
+_Scratch = tuple[int, Any, tuple[layout.Region, Any] | None]
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
@@ -61,6 +63,7 @@ class Plan:
         workspace_size: the bytes of scratch memory that :meth:`run` needs; 0 if none.
         output_specs: the specs of the results, None where masked off.
         device: the device of its tensors, such as "cpu" or "cuda:0".
+        input_names, output_names: the names of the operator's inputs and outputs.
     """
 
     def __init__(
@@ -85,9 +88,10 @@ class Plan:
         self.device = device
         self._on_gpu = device != devices.CPU
         self._operator = operator
-        self._names = operator.names
-        self._expected = tuple(map(specs.get, self._names))
+        self.input_names = operator.names
+        self._expected = tuple(map(specs.get, self.input_names))
         self._results = operator.outputs(options)
+        self.output_names = tuple([output.name for output in self._results])
         self.output_specs = tuple([outputs.get(output.name) for output in self._results])
         self._backend = backend = choice.of(device)
         problem = views.problem(operator, options, present, outputs, read_next)
@@ -97,7 +101,9 @@ class Plan:
         self.workspace_size = schedule.workspace_size
         self.runner: Any = None
         #: Workspaces that no run has at the moment: to make one takes a tenth of a small call.
-        self._spare: list[tuple[int, Any, Any]] = []
+        self._spare: list[_Scratch] = []
+        #: What runs the plan in C++ on tensors like those of an earlier run; None if nothing does.
+        self._in_cpp: Callable[[tuple[Any, ...]], Any] | None = None
         #: The signatures of earlier runs, whose tensors fitted the plan.
         self._signatures: dict[Hashable, None] = {}
         self._makers: dict[Framework, list[_Maker]] = {}
@@ -116,7 +122,7 @@ class Plan:
         """The places of all inputs, even unread ones: no output may share their memory."""
         others = iter(range(OTHERS, PLACES))
         inputs: list[Place | None] = []
-        for name, spec in zip(self._names, self._expected, strict=True):
+        for name, spec in zip(self.input_names, self._expected, strict=True):
             if spec is None:
                 inputs.append(None)
                 continue
@@ -184,8 +190,12 @@ class Plan:
                 overlapping outputs; a workspace that is too small; a PyTorch tensor that requires a
                 gradient, which would be lost.
         """
-        if named or len(tensors) != len(self._names):
+        if named or len(tensors) != len(self.input_names):
             tensors = self._in_order(tensors, named)
+        if self._in_cpp is not None and out is None and workspace is None:
+            results = self._in_cpp(tensors)
+            if results is not NotImplemented:
+                return self._operator.result(results)
         outputs = out_tuple(self._operator, out)
         snapshot = frameworks.snapshot(tensors, outputs)
         if (
@@ -199,11 +209,39 @@ class Plan:
         result = self.run_checked(arguments, workspace)
         if snapshot is not None and arguments.is_direct:
             keep(self._signatures, snapshot.signature, None)
+            if frameworks.prepare_in_cpp is not None and type(tensors[0]) in COUNTED:
+                self._in_cpp = frameworks.prepare_in_cpp(self, tensors)
         return result
+
+    def bind(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Bound:
+        """Check tensors once, to compute on their memory many times.
+
+        Args:
+            tensors, named, out, workspace: as in :meth:`run`. What is None is allocated once.
+
+        Returns:
+            A function without arguments, which computes from what the inputs then hold and returns
+            the same results each time, with new values.
+
+        Raises:
+            TypeError, ValueError: as :meth:`run`; and for an input that can only be read as a copy.
+        """
+        tensors = self._in_order(tensors, named)
+        outputs = out_tuple(self._operator, out)
+        arguments = Arguments(self._operator, self._results, tensors, outputs)
+        self._compare(arguments)
+        places = (*self.inputs, *self.outputs)
+        for place, opened in zip(places, arguments.open_tensors, strict=True):
+            if place is not None and opened is not None and opened.original is not None:
+                raise ValueError(
+                    f"{place.name}: a tensor that is read as a copy; allowed: plain memory, whose "
+                    "contents later calls read"
+                )
+        return Bound(self, arguments, workspace)
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Put tensors that are passed by position or by name in the operator's order."""
-        names = self._names
+        names = self.input_names
         values = {**dict(zip(names, tensors, strict=False)), **named} if tensors else named
         if len(tensors) > len(names):
             raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
@@ -226,7 +264,7 @@ class Plan:
         specs = arguments.specs
         tensors = [
             (name, specs[name], expected)
-            for name, expected in zip(self._names, self._expected, strict=True)
+            for name, expected in zip(self.input_names, self._expected, strict=True)
         ]
         tensors += [
             (place.name, specs[output.name], place.spec)
@@ -265,18 +303,32 @@ class Plan:
 
     def run_checked(self, call: Arguments | Snapshot, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
+        scratch_memory = self._scratch(workspace)
+        results, addresses, is_callers = self.memory_of(call, scratch_memory)
+        self._compute(addresses)
+        if self._leaves_spare and scratch_memory[2] is None:
+            self._spare.append(scratch_memory)
+        if True in is_callers:
+            frameworks.count_writes(compress(call.tensors[len(self.input_names) :], is_callers))
+        return self.result_of(call, results, is_callers)
+
+    def memory_of(
+        self, call: Arguments | Snapshot, scratch_memory: _Scratch
+    ) -> tuple[list[Any], list[int], list[bool]]:
+        """The results of a call, all addresses, and which results are the caller's.
+
+        All memory is checked, and results that the caller did not provide are made.
+        """
         if call.open_tensors and call.framework.lost(call.tensors):
             self._refuse_lost(call)
-        first = len(self._names)
+        first, (start, _, region) = len(self.input_names), scratch_memory
         results = list(call.values[first:])
         makers = self._makers.get(call.framework) or self._makers_of(call.framework)
         for index in self._absent:
             results[index] = None
         is_callers = [value is not None for value in results]
-        scratch_memory = start, _, region = self._scratch(workspace)
         if True in is_callers or region or call.open_tensors or self._on_gpu:
             check(call, self.inputs, self.outputs, region, self._on_gpu)
-
         addresses = [*call.addresses, start, 0]
         for index, place, make, like in makers:
             if not is_callers[index]:
@@ -286,14 +338,14 @@ class Plan:
                     with memory.allocating(self._results[index].name, place.spec.nbytes):
                         raise
                 addresses[first + index] = frameworks.address_of(new)
-        self._compute(addresses)
-        if self._leaves_spare and region is None:
-            self._spare.append(scratch_memory)
+        return results, addresses, is_callers
 
-        if True in is_callers:
-            frameworks.count_writes(compress(call.tensors[first:], is_callers))
+    def result_of(
+        self, call: Arguments | Snapshot, results: list[Any], is_callers: list[bool]
+    ) -> Any:
+        """What the caller gets of a call's results."""
         if call.open_tensors:
-            for index, *_ in makers:
+            for index, *_ in self._makers[call.framework]:
                 if not is_callers[index]:
                     results[index] = call.framework.result(results[index], call.like)
         return self._operator.result(results)
@@ -304,7 +356,7 @@ class Plan:
         Outputs that are masked off do not count.
         """
         recording = f"{_RECORDING}.{self.name}" if self.name in _RECORDED else ""
-        titles = [self._titles.get(name, name) for name in self._names]
+        titles = [self._titles.get(name, name) for name in self.input_names]
         places = [place and place.name for place in self.outputs]
         for name, tensor in zip((*titles, *places), call.tensors, strict=True):
             if name is not None:
@@ -393,8 +445,8 @@ class Plan:
         self._makers[framework] = makers
         return makers
 
-    def _scratch(self, workspace: Any) -> tuple[int, Any, tuple[layout.Region, Any] | None]:
-        """The workspace's address and owner; and its used part, with the owner, if it is given."""
+    def _scratch(self, workspace: Any) -> _Scratch:
+        """The caller's workspace, or one that no run has, or a new one."""
         size, alignment = self.workspace_size, self._backend.alignment
         if workspace is None:
             try:
@@ -406,6 +458,52 @@ class Plan:
             return 0, None, None
         start, owner = scratch(size, alignment, workspace, self.device)
         return start, owner, (layout.Region(start, (usable_size(size, alignment),), (1,), 1), owner)
+
+
+class Bound:
+    """A plan with the memory that it computes on; :meth:`Plan.bind` makes it.
+
+    Attributes:
+        plan: the plan.
+    """
+
+    def __init__(self, plan: Plan, call: Arguments, workspace: Any) -> None:
+        """Check a call's memory, and make the results that it lacks."""
+        self.plan = plan
+        count, scratch_memory = len(plan.input_names), plan._scratch(workspace)
+        results, addresses, is_callers = plan.memory_of(call, scratch_memory)
+        outputs = [
+            theirs if is_theirs else new
+            for theirs, new, is_theirs in zip(
+                call.tensors[count:], results, is_callers, strict=True
+            )
+        ]
+        tensors = (*call.tensors[:count], *outputs, scratch_memory[1])
+        names = [place and place.name for place in (*plan.inputs, *plan.outputs)]
+        #: PyTorch's tensors, each with its name and address, since a storage can be resized.
+        self._movable = [
+            (name, each.data_ptr, each.data_ptr())
+            for name, each in zip((*names, "workspace"), tensors, strict=True)
+            if type(each) in COUNTED
+        ]
+        #: What keeps all memory alive, and in its place.
+        self._owners = call.values, tensors, [*map(frameworks.pin, tensors)]
+        self._outputs = [each for each in outputs if each is not None]
+        self._compute = partial(plan._compute, addresses)
+        self._result = plan.result_of(call, results, is_callers)
+
+    def __call__(self) -> Any:
+        """Compute again on the same memory.
+
+        Raises:
+            ValueError: a tensor's memory is not where it was, as after a resize.
+        """
+        for name, locate, address in self._movable:
+            if locate() != address:
+                raise ValueError(f"{name}: its memory was moved; allowed: that which was bound")
+        self._compute()
+        frameworks.count_writes(self._outputs)
+        return self._result
 
 
 _plans: dict[Hashable, Plan] = {}

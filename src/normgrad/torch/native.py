@@ -72,6 +72,7 @@ def load() -> None:
         setattr(sys.modules[__name__], name, getattr(made, name))
     numbers = {name: made.add_operator(name) for name in PLANNED}
     frameworks.compute_in_cpp = lambda name, *call: made.compute(numbers[name], *call)
+    frameworks.prepare_in_cpp = planning.prepare
     module = made
     frameworks.of_torch()  # whose tensors functions know from then on
 

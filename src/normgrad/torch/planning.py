@@ -79,7 +79,19 @@ def plan(
     if is_layer and device != devices.CPU and not _is_right_on(device):
         return None
     made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
-    return _describe(made, operator, options, tensors, given, program)
+    overwritten = {new: old for new, old in _RUNNING.items() if new in given}
+    return _describe(made, tensors, overwritten, program)
+
+
+def prepare(plan: Plan, tensors: tuple[Tensor | None, ...]) -> Callable[..., Any] | None:
+    """What runs a plan in C++ on plain tensors of the same specs; None for one on a GPU.
+
+    It takes a tuple of tensors, and returns NotImplemented where C++ does not compute on them.
+    """
+    if plan.device != devices.CPU:
+        return None
+    description = _describe(plan, tensors, {}, None)
+    return None if description is None else native.module.Prepared(description, tensors)
 
 
 def _open(
@@ -237,10 +249,8 @@ def _team() -> int:
 
 def _describe(
     plan: Plan,
-    operator: Operator,
-    options: Options,
     tensors: tuple[Tensor | None, ...],
-    given: Mapping[str, TensorSpec | None],
+    overwritten: Mapping[str, str],
     program: Program | None,
 ) -> dict[str, Any] | None:
     """A plan as plans.h has it.
@@ -256,14 +266,14 @@ def _describe(
         return None
     results: list[tuple[int, int, torch.dtype]] = []
     numbers = [schedule.block, schedule.steps, [plan.workspace_size]]
-    for place, output in zip(plan.outputs, operator.outputs(options), strict=True):
+    for place, name in zip(plan.outputs, plan.output_names, strict=True):
         if place is None:
             results.append((-1, -1, torch.float32))
             numbers += [[], []]
             continue
-        is_in_place = output.name in _RUNNING and output.name in given
-        overwritten = operator.names.index(_RUNNING[output.name]) if is_in_place else -1
-        results.append((place.slot, overwritten, getattr(torch, place.spec.dtype.name)))
+        old = overwritten.get(name)
+        index = -1 if old is None else plan.input_names.index(old)
+        results.append((place.slot, index, getattr(torch, place.spec.dtype.name)))
         numbers += [[*place.spec.shape], [*place.spec.strides]]
     symbols = [
         (row, column, number.index)

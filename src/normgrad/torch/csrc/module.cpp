@@ -186,6 +186,44 @@ std::deque<Operator>& functions() {
   return all;
 }
 
+// Reads a tuple of plain tensors of which autograd records nothing; false if there are others.
+bool read_plain(PyObject* tuple, Tensors& tensors) {
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(tuple); ++index) {
+    if (!read_tensor(PyTuple_GET_ITEM(tuple, index), tensors)) {
+      return false;
+    }
+  }
+  return !tensors.empty() && tensors[0].defined() && are_plain(tensors) &&
+      !torch::autograd::compute_requires_grad(at::TensorList(tensors));
+}
+
+// A plan of Python's, and the signature of the tensors that it is for.
+class Prepared {
+ public:
+  Prepared(const py::dict& plan, const py::tuple& tensors) : plan_(read_plan(plan)) {
+    Tensors values;
+    TORCH_CHECK_VALUE(read_plain(tensors.ptr(), values), "normgrad: tensors that are not plain");
+    words_ = Signature(values, {}).words().vec();
+  }
+
+  py::object run(const py::tuple& tensors) const {
+    Tensors values, results;
+    bool is_done = !has_observers() && read_plain(tensors.ptr(), values);
+    if (is_done) {
+      const py::gil_scoped_release no_gil;
+      is_done = Signature(values, {}).words() == at::IntArrayRef(words_) &&
+          normgrad::run(*plan_, values, results);
+    }
+    return py::reinterpret_steal<py::object>(
+        is_done ? torch::autograd::utils::wrap(at::TensorList(results))
+                : Py_NewRef(Py_NotImplemented));
+  }
+
+ private:
+  std::shared_ptr<const Plan> plan_;
+  std::vector<int64_t> words_;
+};
+
 // Computes an operator, by its number: of a tuple of tensors and a tuple of other arguments.
 PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
@@ -197,19 +235,13 @@ PyObject* compute_operator(PyObject*, PyObject* const* arguments, Py_ssize_t cou
   }
   Tensors tensors, results;
   Choices choices(PyTuple_GET_SIZE(arguments[2]));
-  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[1]); ++index) {
-    if (!read_tensor(PyTuple_GET_ITEM(arguments[1], index), tensors)) {
-      Py_RETURN_NOTIMPLEMENTED;
-    }
-  }
+  bool is_done = read_plain(arguments[1], tensors);
   for (size_t index = 0; index < choices.size(); ++index) {
     PyObject* value = PyTuple_GET_ITEM(arguments[2], static_cast<Py_ssize_t>(index));
     if (!read_choice(value, false, choices[index])) {
       Py_RETURN_NOTIMPLEMENTED;
     }
   }
-  bool is_done = tensors[0].defined() && are_plain(tensors) &&
-      !torch::autograd::compute_requires_grad(at::TensorList(tensors));
   if (is_done) {
     Operator& function = functions()[number];
     const py::gil_scoped_release no_gil;
@@ -289,6 +321,9 @@ PYBIND11_MODULE(_native, module) {
   }
   module.attr("TEAM") = py::tuple(py::cast(team_functions()));
   module.def("set_threads", use_threads);
+  py::class_<Prepared>(module, "Prepared")
+      .def(py::init<const py::dict&, const py::tuple&>())
+      .def("__call__", &Prepared::run);
   module.def("has_observers", has_observers);
   device_mode = py::module_::import("torch.utils._device").attr("DeviceContext");
   module.def("connect", [](py::object plan, py::object learn) {
