@@ -464,8 +464,8 @@ class DLPack(Framework):
 #: What computes an operator on plain tensors of PyTorch in C++, by its name, its tensors and its
 #: other arguments, or returns NotImplemented; None where that is not loaded.
 compute_in_cpp: Callable[[str, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
-#: What makes a function that runs a plan in C++ on tensors like these, which are plain and PyTorch's,
-#: or returns NotImplemented; None where that is not loaded. It makes None for a GPU's plans.
+#: What makes a function that runs a plan in C++ on plain tensors of PyTorch like these, or returns
+#: NotImplemented; None where that is not loaded. It makes None for a GPU's plans.
 prepare_in_cpp: Callable[[Any, tuple[Any, ...]], Callable[..., Any] | None] | None = None
 
 #: The types of plain tensors whose writes are counted: PyTorch's, but for subclasses.
