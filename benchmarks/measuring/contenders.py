@@ -43,10 +43,10 @@ class Ready(NamedTuple):
     """The calls that are timed on a case, and why other contenders were left out, by name.
 
     The calls, in the order in which they run: "ours", the public function with new outputs, a
-    layer's or model's step, or aclnn's phase; "plan", a plan's run with outputs and workspace
-    given; "numpy", the public function on NumPy arrays; "torch", torch's contender, with new
-    outputs; "bound", the memory traffic. The names of the last two are empty where there is none,
-    and so is ``path``, the plan's way through the kernels in words.
+    layer's or model's step, or aclnn's phase; "plan", a bound plan; "numpy", the public function on
+    NumPy arrays; "torch", torch's contender, with new outputs; "bound", the memory traffic. The
+    names of the last two are empty where there is none, and so is ``path``, the plan's way through
+    the kernels in words.
     """
 
     calls: Mapping[str, Call]
@@ -68,7 +68,7 @@ def planned(case: Case, data: Data) -> normgrad.Plan:
 
 
 def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
-    """normgrad's calls: the public function, a plan's run, and for the part "calls" NumPy's too."""
+    """normgrad's calls: the public function, a bound plan, and for the part "calls" NumPy's too."""
     function = FUNCTIONS[case.operator.function]
     given, options = arguments(case, data)
     absent = dict.fromkeys(PLANNED[case.operator.function].names)
@@ -89,7 +89,7 @@ def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
     workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=data.input.device)
     calls: dict[str, Call] = {
         "ours": public(inputs),
-        "plan": partial(plan.run, *inputs.values(), out=out, workspace=workspace),
+        "plan": plan.bind(*inputs.values(), out=out, workspace=workspace),
     }
     if case.part is Part.CALLS:
         arrays = {name: value.numpy().copy() for name, value in given.items()}
@@ -129,6 +129,9 @@ def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping
     """torch's calls by name, in groups; a group counts only if no call of an earlier one works."""
     if case.part is Part.ACLNN:
         return []
+    if case.part is Part.NEW_SIZES:
+        name = f"torch.nn.{case.operator.function}"
+        return [{name: steps.new_sizes_step(False, case, data)}]
     if case.part is Part.LAYERS:
         name = f"torch.nn.{case.operator.function}"
         return [{name: steps.layer_step(False, case, data)}]
@@ -147,6 +150,7 @@ def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping
 #: normgrad's one call for the parts that time no single operator.
 _WHOLE: Mapping[Part, Callable[[Case, Data], Call]] = {
     Part.LAYERS: partial(steps.layer_step, True),
+    Part.NEW_SIZES: partial(steps.new_sizes_step, True),
     Part.STEPS: partial(steps.model_step, True),
     Part.ACLNN: steps.phase_1,
 }
@@ -220,9 +224,11 @@ def reason(error: BaseException) -> str:
 def _results(case: Case, results: Any) -> list[Any]:
     """The results to compare: not the running statistics, which every run updates again."""
     given = [results] if hasattr(results, "shape") else list(results)
+    # torch sums layer norm's parameter gradients in x's dtype, so halves are far from normgrad's.
     if case.part is Part.ROWS and case.dtype != "float32":
-        # torch sums layer norm's parameter gradients in x's dtype, so they are far from normgrad's.
         return given[:1]
+    if case.operator.function in ("LayerNorm", "RMSNorm") and case.dtype != "float32":
+        return given[:2]
     # Of batch norm's forward pass, compare y, mean and invstd.
     return given[:3] if case.operator.part is Part.FORWARD else given
 

@@ -253,13 +253,14 @@ def goals(runs: Sequence[tuple[Results, Table | None, Path]], folder: Path) -> s
 #: The figures of which a part's tables show means for each operator.
 _MEANS = {
     **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), FIGURES),
-    Part.LAYERS: _SPEEDUP,
+    **dict.fromkeys((Part.LAYERS, Part.NEW_SIZES), _SPEEDUP),
 }
 #: The tables that show every case.
 _EVERY = {
     Part.CALLS: "Call overhead: tiny tensors",
     Part.ROWS: "Layer norm and RMS norm, case by case",
     Part.LAYERS: "Layers, forward and backward",
+    Part.NEW_SIZES: "Layers, forward and backward, with a new size at each step",
     Part.STEPS: "Training steps, stock models and converted ones",
     Part.ACLNN: "aclnn's first phase",
     Part.GRADIENTS: "ResNet-50 at batch {}, training: gradients",

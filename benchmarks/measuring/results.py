@@ -48,7 +48,7 @@ TIMES = {
 KNOWN = {
     **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), ("ours", "plan", "torch", "bound")),
     Part.CALLS: ("ours", "plan", "numpy", "torch", "bound"),
-    **dict.fromkeys((Part.LAYERS, Part.STEPS), ("ours", "torch")),
+    **dict.fromkeys((Part.LAYERS, Part.NEW_SIZES, Part.STEPS), ("ours", "torch")),
     Part.ACLNN: ("ours",),
 }
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import runpy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,8 @@ _FOLDERS = (Path(normgrad.__file__).parents[2], Path())
 LEARNING_RATE, LEARNING_MOMENTUM = 1e-3, 0.9
 
 
-def layer_step(ours: bool, case: Case, data: Data) -> Call:
-    """A layer's forward and backward pass, as a call that returns y and the three gradients.
-
-    ``ours`` is whether the layer is normgrad's, rather than torch's. Each call first drops the
-    gradients of the call before, so that it makes new ones.
-    """
+def _layer(ours: bool, case: Case, data: Data) -> Any:
+    """A case's layer, with the data's parameters; ``ours`` is whether it is normgrad's."""
     kind = getattr((normgrad.torch if ours else torch).nn, case.operator.function)
     channels = case.shape[1]
     sizes = (case.groups, channels) if case.groups else (channels,)
@@ -41,15 +39,49 @@ def layer_step(ours: bool, case: Case, data: Data) -> Call:
         values |= {"running_mean": data.mean, "running_var": data.var}
     with torch.no_grad():
         for name, value in values.items():
-            getattr(layer, name).copy_(value)
+            if hasattr(layer, name):
+                getattr(layer, name).copy_(value)
+    return layer
+
+
+def _step(layer: Any, x: Any, grad_out: Any) -> Any:
+    """A forward and a backward pass on a leaf x, without the gradients of the last ones."""
+    parameters = [*layer.parameters()]
+    for each in (x, *parameters):
+        each.grad = None
+    y = layer(x)
+    y.backward(grad_out)
+    return y, x.grad, *[each.grad for each in parameters]
+
+
+def layer_step(ours: bool, case: Case, data: Data) -> Call:
+    """A layer's forward and backward pass, as a call that returns y and all gradients."""
     # A separate autograd leaf over the same memory.
-    leaf = data.input.detach().requires_grad_()
+    return partial(
+        _step, _layer(ours, case, data), data.input.detach().requires_grad_(), data.grad_out
+    )
+
+
+#: How many sizes come before one comes again; more than the plans that are kept of them all.
+_SIZES = 1000
+
+
+def new_sizes_step(ours: bool, case: Case, data: Data) -> Call:
+    """A layer's forward and backward pass, on an input of another size at each call.
+
+    The number of rows or samples differs, or group norm's number of positions.
+    """
+    layer, shape = _layer(ours, case, data), [*case.shape]
+    axis = len(shape) - 1 if case.groups else 0
+    middle = shape[axis]
+    flat = torch.cat([data.input.flatten(), data.grad_out.flatten()])
+    between = range(middle // 2, 3 * middle // 2)
+    turns = itertools.cycle(random.Random(0).sample(between, min(_SIZES, len(between))))
 
     def call() -> Any:
-        leaf.grad = layer.weight.grad = layer.bias.grad = None
-        y = layer(leaf)
-        y.backward(data.grad_out)
-        return y, leaf.grad, layer.weight.grad, layer.bias.grad
+        shape[axis] = next(turns)
+        size = math.prod(shape)
+        return _step(layer, flat[:size].view(shape).requires_grad_(), flat[-size:].view(shape))
 
     return call
 

@@ -10,11 +10,16 @@ The full cross product would take hours and tell little more, so these rules sel
    layouts, in float32 and bfloat16.
 3. A shape is left out if one other has its size and another its rows: of ResNet-50's layers there
    is no (32, 256, 56, 56). Forward passes, which share their loops, have a part of the shapes.
-4. Layers have the forward pass's shapes of four axes, and small ones.
+4. Layers have the forward pass's shapes of four axes, and small ones; layers of rows some of the
+   rows.
 5. The cost of a call before it computes anything is measured on one tiny shape, for the operators
    that PyTorch has too, and for aclnn's first phase.
 6. Layer norm and RMS norm have the shapes of language models and two extremes (:data:`ROWS`).
 7. Very many groups of few elements (:data:`TINY`, :data:`TINY_ROWS`) are in float32, contiguous.
+8. What users report to be slow: group norm with few positions, in all dense layouts
+   (:data:`FEW_POSITIONS`); rows of millions of elements (:data:`HUGE_ROWS`); float64
+   (:data:`DOUBLE`, :data:`DOUBLE_ROWS`); and layers whose input has another size at each step
+   (:data:`NEW_SIZES`).
 
 So every gradient of batch and group norm has every dtype, every pair of dtypes and every layout.
 So has every forward pass, except for mixed layouts, since it has only one data tensor.
@@ -47,6 +52,8 @@ class Part(Enum):
     CALLS = "calls"
     #: A layer's forward and backward pass, with autograd between them.
     LAYERS = "layers"
+    #: The same where each step's input has another size than all before.
+    NEW_SIZES = "layers, new sizes"
     #: A model's forward and backward pass and its optimiser.
     STEPS = "training steps"
     ACLNN = "first phases of aclnn"
@@ -96,6 +103,12 @@ class Operator(Enum):
     LAYER_BATCH_NORM = "layer-batch-norm", "BatchNorm2d", Part.LAYERS, 5
     LAYER_EVAL = "layer-batch-norm-eval", "BatchNorm2d", Part.LAYERS, 5
     LAYER_GROUP_NORM = "layer-group-norm", "GroupNorm", Part.LAYERS, 5
+    LAYER_LAYER_NORM = "layer-of-rows", "LayerNorm", Part.LAYERS, 5
+    LAYER_RMS_NORM = "layer-of-rows-rms", "RMSNorm", Part.LAYERS, 5
+    NEW_BATCH_NORM = "new-sizes-batch-norm", "BatchNorm1d", Part.NEW_SIZES, 5
+    NEW_GROUP_NORM = "new-sizes-group-norm", "GroupNorm", Part.NEW_SIZES, 5
+    NEW_LAYER_NORM = "new-sizes-rows", "LayerNorm", Part.NEW_SIZES, 5
+    NEW_RMS_NORM = "new-sizes-rows-rms", "RMSNorm", Part.NEW_SIZES, 5
     RESNET18 = "step-resnet18", "ResNet18", Part.STEPS, 1
     MOBILENET_V2 = "step-mobilenet-v2", "MobileNetV2", Part.STEPS, 1
     UNET = "step-unet", "UNet", Part.STEPS, 1
@@ -162,13 +175,33 @@ TINY: tuple[Grouped, ...] = (
     *(((100_000, 8, 1), 4), ((64, 4096, 2, 2), 32), ((64, 4096, 2, 2), 1024)),
 )
 TINY_ROWS: tuple[Shape, ...] = ((4_000_000, 1), (500_000, 8), (500_000, 16))
+#: The deepest levels of diffusion models and detectors: 1 × 1 to 4 × 4 positions.
+FEW_POSITIONS: tuple[Grouped, ...] = (
+    *(((512, 256, 1, 1), 32), ((64, 512, 2, 2), 32), ((32, 512, 3, 3), 32)),
+    ((16, 1024, 4, 4), 32),
+)
+#: Whole tensors normalised as one or a few rows.
+HUGE_ROWS: tuple[Shape, ...] = ((1, 4_000_000), (2, 1_000_000))
+#: Shapes of scientific models in float64.
+DOUBLE: tuple[Grouped, ...] = (((4096, 64), 0), ((8, 32, 40, 40), 0), ((64, 64, 50), 8))
+DOUBLE_ROWS: tuple[Shape, ...] = ((12800, 40), (8192, 64), (1024, 768))
+#: The rows of layers.
+LAYER_ROWS: tuple[Shape, ...] = ((64, 128), (512, 1024), (2048, 256), (8192, 768))
+#: Layers whose sizes differ from step to step, with a size in the middle of theirs.
+NEW_SIZES: tuple[tuple[Operator, Shape, int], ...] = (
+    (Operator.NEW_BATCH_NORM, (3000, 64), 0),
+    (Operator.NEW_GROUP_NORM, (4, 64, 1000), 8),
+    (Operator.NEW_LAYER_NORM, (400, 768), 0),
+    (Operator.NEW_RMS_NORM, (400, 1024), 0),
+)
 #: The shape of a training step's images, and the tiny shape that measures a call's fixed cost.
 IMAGES: Shape = (16, 3, 64, 64)
 CALL: Shape = (4, 8, 4)
 
-FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"
+FLOAT32, BFLOAT16, FLOAT16, FLOAT64 = "float32", "bfloat16", "float16", "float64"
 COMMON = ((FLOAT32, FLOAT32), (BFLOAT16, FLOAT32))
 HALVES = ((BFLOAT16, BFLOAT16), (FLOAT16, FLOAT16))
+DOUBLES = ((FLOAT64, FLOAT64),)
 
 
 @dataclass(frozen=True)
@@ -210,7 +243,8 @@ class Case:
     @property
     def id(self) -> str:
         """The case's name in tables and files; it never changes for the same case."""
-        dtype = self.dtype if self.parameters == FLOAT32 else f"{self.dtype}+half-parameters"
+        has_halves = self.parameters in (BFLOAT16, FLOAT16)
+        dtype = f"{self.dtype}+half-parameters" if has_halves else self.dtype
         groups = [f"groups-{self.groups}"] if self.groups else []
         return "/".join(
             (self.operator.value, spelled(self.shape), *groups, dtype, self.layout.value)
@@ -283,8 +317,16 @@ def suite() -> tuple[Case, ...]:
     whole = (Operator.TRAIN, Operator.GROUP_NORM, Operator.FORWARD, Operator.FORWARD_GROUP_NORM)
     for part in (Part.GRADIENTS, Part.FORWARD):
         cases += _cases(part, TINY, COMMON[:1], DENSE[:1], whole)
+        cases += _cases(part, FEW_POSITIONS, COMMON, DENSE, whole)
+        cases += _cases(part, DOUBLE, DOUBLES, DENSE[:1], whole)
     cases += _cases(Part.ROWS, [(shape, 0) for shape in TINY_ROWS], COMMON[:1], DENSE[:1])
-    cases += _cases(Part.LAYERS, four_axes, COMMON, DENSE)
+    cases += _cases(Part.ROWS, [(shape, 0) for shape in HUGE_ROWS], COMMON, DENSE[:1])
+    cases += _cases(Part.ROWS, [(shape, 0) for shape in DOUBLE_ROWS], DOUBLES, DENSE[:1])
+    of_rows = (Operator.LAYER_LAYER_NORM, Operator.LAYER_RMS_NORM)
+    of_channels = [operator for operator in Operator if operator not in of_rows]
+    cases += _cases(Part.LAYERS, four_axes, COMMON, DENSE, of_channels)
+    cases += _cases(Part.LAYERS, [(shape, 0) for shape in LAYER_ROWS], COMMON, DENSE, of_rows)
+    cases += [Case(operator, shape, groups=groups) for operator, shape, groups in NEW_SIZES]
     cases += _cases(Part.STEPS, [(IMAGES, 0)], COMMON, DENSE)
     for operator in (Operator.TRAIN, Operator.EVAL, Operator.FORWARD, Operator.FORWARD_EVAL):
         cases.append(Case(operator, CALL))
@@ -323,12 +365,12 @@ def _by_signature(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 def on_gpu(cases: Iterable[Case]) -> tuple[Case, ...]:
     """The same cases, with ResNet-50's layers at batch :data:`GPU_BATCH`, and without those that
-    measure the host alone."""
+    measure the host more than the GPU."""
     shapes = {shape: (GPU_BATCH, *shape[1:]) for shape in RESNET_50}
     return tuple(
         replace(case, shape=shapes.get(case.shape, case.shape))
         for case in cases
-        if case.part not in (Part.CALLS, Part.ACLNN)
+        if case.part not in (Part.CALLS, Part.ACLNN, Part.NEW_SIZES)
     )
 
 

@@ -53,33 +53,28 @@ class Target(NamedTuple):
 
 _GRADIENTS, _FORWARD, _LAYERS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.LAYERS,)
 _CALLS, _ACLNN = (Part.CALLS,), (Part.ACLNN,)
-_SPEEDUP, _PLAN, _SHARE = ("torch", "ours"), ("torch", "plan"), ("ours", "torch")
+_ROWS, _NEW = (Part.ROWS,), (Part.NEW_SIZES,)
+_SPEEDUP, _SHARE = ("torch", "ours"), ("ours", "torch")
 
 #: The elements from which on a layer, with autograd, takes longer than what calling it costs.
 LARGE_LAYER = 1 << 15
-#: Below 2¹⁶ elements the fixed cost of a call dominates. Below 2¹² it is all that counts, and the
-#: targets for calls cover it.
+#: The elements from which on an operator's own time counts more than what calling it costs.
+LARGE_CALL = 1 << 12
 TARGETS = (
-    Target("torch / plan.run, geometric mean of gradients", _GRADIENTS, _PLAN, 2.5, True, True),
-    Target("torch / plan.run, geometric mean of forward passes", _FORWARD, _PLAN, 1.6, True, True),
-    Target("torch / plan.run, each operator of 2¹⁶ elements or more",
-           _GRADIENTS + _FORWARD, _PLAN, 1.0, True, least=1 << 16),
-    Target("torch / public function, each operator of 2¹² elements or more",
-           _GRADIENTS + _FORWARD, _SPEEDUP, 1.0, True, least=1 << 12),
-    Target("torch / plan.run, layer and RMS norm, each", (Part.ROWS,), _PLAN, 1.0, True),
-    Target("reduce: plan.run / time to read, each beyond L2",
+    Target("torch / public function, geometric mean",
+           _GRADIENTS + _FORWARD + _ROWS, _SPEEDUP, 2.4, True, True),
+    Target("torch / public function, each of 2¹² elements or more",
+           _GRADIENTS + _FORWARD + _ROWS, _SPEEDUP, 0.95, True, least=LARGE_CALL),
+    Target("reduce: bound plan / time to read, each beyond L2",
            _GRADIENTS, ("plan", "bound"), 1.3, operator=Operator.REDUCE, beyond_cache=True),
-    Target("calls: public function / torch's operator", _CALLS, _SHARE, 0.9),
-    Target("calls: plan.run / torch's operator", _CALLS, ("plan", "torch"), 0.7),
-    Target("calls: public function on NumPy arrays, µs", _CALLS, ("numpy",), 12.0),
+    Target("calls: public function / torch's operator", _CALLS, _SHARE, 1.0),
+    Target("calls: bound plan / torch's operator", _CALLS, ("plan", "torch"), 0.7),
+    Target("calls: public function on NumPy arrays, µs", _CALLS, ("numpy",), 25.0),
     Target("layers: ours / torch's, each below 2¹⁵ elements",
-           _LAYERS, _SHARE, 0.85, below=LARGE_LAYER),
-    Target("layers: ours / torch's, geometric mean below 2¹⁵ elements",
-           _LAYERS, _SHARE, 0.75, mean=True, below=LARGE_LAYER),
-    Target("layers: ours / torch's, geometric mean from 2¹⁵ elements on",
-           _LAYERS, _SHARE, 0.75, mean=True, least=LARGE_LAYER),
+           _LAYERS, _SHARE, 1.0, below=LARGE_LAYER),
     Target("layers: ours / torch's, each from 2¹⁵ elements on",
-           _LAYERS, _SHARE, 1.1, least=LARGE_LAYER),
+           _LAYERS, _SHARE, 1.0, least=LARGE_LAYER),
+    Target("layers, a new size at each step: ours / torch's, each", _NEW, _SHARE, 1.3),
     Target("training steps: converted / stock, each", (Part.STEPS,), _SHARE, 1.0),
     Target("aclnn's phase 1 of a new signature, µs",
            _ACLNN, ("ours",), 80.0, operator=Operator.ACLNN_NEW),

@@ -54,13 +54,15 @@ def cases():
 
 
 CASES = list(cases())
+OF_ROWS = (Operator.LAYER_LAYER_NORM, Operator.LAYER_RMS_NORM)
 LAYERS = [
     case_of(operator, dtype, layout=layout)
     for operator in Operator
-    if operator.part is Part.LAYERS
+    if operator.part is Part.LAYERS and operator not in OF_ROWS
     for dtype in ("float32", "bfloat16", "float16")
     for layout in DENSE
 ]
+LAYERS += [Case(operator, (24, 8)) for operator in OF_ROWS]
 
 
 STEPS = [
@@ -233,6 +235,14 @@ def test_layers_compute_the_same(torch, case):
         forward = reference.group_norm(x, weight, bias, **options)
         mean, rstd = (forward[name].value.astype(np.float32) for name in ("mean", "rstd"))
         gradients = reference.group_norm_backward(dy, x, mean, rstd, weight, **options)
+    elif case.operator is Operator.LAYER_LAYER_NORM:
+        forward = reference.layer_norm(x, 8, weight, bias)
+        mean, rstd = (forward[name].value for name in ("mean", "rstd"))
+        gradients = reference.layer_norm_backward(dy, x, mean, rstd, weight, normalized_shape=8)
+    elif case.operator is Operator.LAYER_RMS_NORM:
+        forward = reference.rms_norm(x, 8, weight)
+        rstd = forward["rstd"].value
+        gradients = reference.rms_norm_backward(dy, x, rstd, weight, normalized_shape=8)
     else:
         training = case.operator is Operator.LAYER_BATCH_NORM
         running = [as_numpy(torch, value) for value in (tensors.mean, tensors.var)]

@@ -17,10 +17,23 @@ def of(part):
     return [operator for operator in Operator if operator.part is part]
 
 
+#: Shapes that whole operators alone meet.
+SPECIAL = (*suite.TINY, *suite.FEW_POSITIONS, *suite.DOUBLE)
+
+
 def large(operator):
-    """Its cases that are no calls, and have groups of more than a few elements."""
+    """Its cases of the shapes that all operators of its part meet."""
     mine = (case for case in SUITE if case.operator is operator and case.part is operator.part)
-    return [case for case in mine if (case.shape, case.groups) not in suite.TINY]
+    special = {
+        case
+        for case in SUITE
+        if (case.shape, case.groups) in SPECIAL and (case.shape, case.groups) not in USUAL
+    }
+    return [case for case in mine if case not in special and case.dtype != "float64"]
+
+
+#: Shapes that are in both.
+USUAL = {(shape, 0) for shape in (*RESNET_50, *suite.OTHERS)}
 
 
 def kinds(cases):
@@ -29,7 +42,7 @@ def kinds(cases):
 
 def test_ids_are_unique_and_plain():
     ids = [case.id for case in SUITE]
-    assert len(set(ids)) == len(ids) == 710
+    assert len(set(ids)) == len(ids) == 796
     assert not any(set(id) - set("abcdefghijklmnopqrstuvwxyz0123456789/+-") for id in ids)
 
 
@@ -66,11 +79,11 @@ KINDS_OF = {Part.GRADIENTS: set(Layout), Part.FORWARD: set(Layout) - set(MIXED)}
 def test_parts():
     assert {part: len(of(part)) for part in Part} == {
         **{Part.GRADIENTS: 6, Part.FORWARD: 5, Part.CALLS: 0},
-        **{Part.ROWS: 4, Part.LAYERS: 3, Part.STEPS: 3, Part.ACLNN: 2},
+        **{Part.ROWS: 4, Part.LAYERS: 5, Part.NEW_SIZES: 4, Part.STEPS: 3, Part.ACLNN: 2},
     }
     assert {part: sum(case.part is part for case in SUITE) for part in Part} == {
-        **{Part.GRADIENTS: 370, Part.FORWARD: 174, Part.CALLS: 6},
-        **{Part.ROWS: 76, Part.LAYERS: 68, Part.STEPS: 12, Part.ACLNN: 4},
+        **{Part.GRADIENTS: 389, Part.FORWARD: 193, Part.CALLS: 6},
+        **{Part.ROWS: 104, Part.LAYERS: 84, Part.NEW_SIZES: 4, Part.STEPS: 12, Part.ACLNN: 4},
     }
 
 
@@ -110,7 +123,18 @@ def test_two_shapes_meet_what_is_less_common(operator):
     assert kinds(mine) == KINDS
 
 
-@pytest.mark.parametrize("operator", of(Part.LAYERS))
+OF_ROWS = (Operator.LAYER_LAYER_NORM, Operator.LAYER_RMS_NORM)
+
+
+@pytest.mark.parametrize("operator", OF_ROWS)
+def test_layers_of_rows(operator):
+    """Rule 4."""
+    mine = {case for case in SUITE if case.operator is operator}
+    every = itertools.product(suite.LAYER_ROWS, COMMON)
+    assert mine == {Case(operator, shape, *kind) for shape, kind in every}
+
+
+@pytest.mark.parametrize("operator", [each for each in of(Part.LAYERS) if each not in OF_ROWS])
 def test_layers_meet_the_forward_shapes_of_four_axes(operator):
     """Rule 4: and small ones."""
     mine = {case for case in SUITE if case.operator is operator}
@@ -131,21 +155,49 @@ def test_layer_and_rms_norm_meet_all_rows(operator):
     """Rule 6."""
     mine = {case for case in SUITE if case.operator is operator}
     every = itertools.product(suite.ROWS, COMMON)
-    tiny = {Case(operator, shape) for shape in suite.TINY_ROWS}
-    assert mine == tiny | {Case(operator, shape, *kind) for shape, kind in every}
+    special = {Case(operator, shape) for shape in suite.TINY_ROWS}
+    special |= {
+        Case(operator, shape, *kind) for shape, kind in itertools.product(suite.HUGE_ROWS, COMMON)
+    }
+    special |= {Case(operator, shape, "float64", "float64") for shape in suite.DOUBLE_ROWS}
+    assert mine == special | {Case(operator, shape, *kind) for shape, kind in every}
+
+
+WHOLE = (
+    *(Operator.TRAIN, Operator.FORWARD),
+    *(Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM),
+)
+
+
+def whole(shapes):
+    """Each shape with its number of groups, and the operators that compute all there is."""
+    for shape, groups in shapes:
+        for operator in WHOLE[2:] if groups else WHOLE[:2]:
+            yield operator, shape, groups
+
+
+def test_what_users_report():
+    """Rule 8."""
+    assert {case for case in SUITE if (case.shape, case.groups) in suite.FEW_POSITIONS} == {
+        Case(operator, shape, *kind, layout, groups)
+        for operator, shape, groups in whole(suite.FEW_POSITIONS)
+        for kind, layout in itertools.product(COMMON, DENSE)
+    }
+    doubles = {case for case in SUITE if case.dtype == "float64" and case.part is not Part.ROWS}
+    assert doubles == {
+        Case(operator, shape, "float64", "float64", groups=groups)
+        for operator, shape, groups in whole(suite.DOUBLE)
+    }
+    assert {case for case in SUITE if case.part is Part.NEW_SIZES} == {
+        Case(operator, shape, groups=groups) for operator, shape, groups in suite.NEW_SIZES
+    }
 
 
 def test_very_many_groups_of_few_elements():
     """Rule 7."""
     mine = {case for case in SUITE if (case.shape, case.groups) in suite.TINY}
-    plain, grouped = (
-        (Operator.TRAIN, Operator.FORWARD),
-        (Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM),
-    )
     assert mine == {
-        Case(operator, shape, groups=groups)
-        for shape, groups in suite.TINY
-        for operator in (grouped if groups else plain)
+        Case(operator, shape, groups=groups) for operator, shape, groups in whole(suite.TINY)
     }
 
 
@@ -168,8 +220,9 @@ def test_every_case_makes_sense():
     for case in SUITE:
         assert case.layout is Layout.CONTIGUOUS or len(case.shape) == 4, case.id
         assert case.layout not in (*MIXED, Layout.CROPPED) or case.parameters == "float32", case.id
+        assert case.parameters == case.dtype or case.dtype != "float64", case.id
         assert not case.groups or case.shape[1] % case.groups == 0, case.id
-        itemsize = 4 if case.dtype == "float32" else 2
+        itemsize = {"float32": 4, "float64": 8}.get(case.dtype, 2)
         assert case.tensor_bytes == case.elements * itemsize <= 128 << 20, case.id
         assert case.bytes == case.tensor_bytes * case.operator.streams, case.id
 
@@ -183,6 +236,9 @@ def test_streams():
         **dict.fromkeys(("layer-norm", "rms-layer-norm"), 3),
         **dict.fromkeys(("forward-layer-norm", "forward-rms-layer-norm"), 2),
         **dict.fromkeys(("layer-batch-norm", "layer-batch-norm-eval", "layer-group-norm"), 5),
+        **dict.fromkeys(("layer-of-rows", "layer-of-rows-rms"), 5),
+        **dict.fromkeys(("new-sizes-batch-norm", "new-sizes-group-norm"), 5),
+        **dict.fromkeys(("new-sizes-rows", "new-sizes-rows-rms"), 5),
         **dict.fromkeys(("step-resnet18", "step-mobilenet-v2", "step-unet"), 1),
         **dict.fromkeys(("aclnn-known", "aclnn-new"), 0),
     }
@@ -193,7 +249,7 @@ def test_the_quick_run_is_a_part_with_some_of_everything():
     assert set(quick) <= set(SUITE)
     assert {case.operator for case in quick} == set(Operator)
     assert {case.layout for case in quick} == set(Layout)
-    assert kinds(quick) == KINDS
+    assert kinds(quick) == KINDS | {("float64", "float64")}
     for part in (Part.GRADIENTS, Part.FORWARD):
         sizes = {case.elements > 1 << 22 for case in quick if case.part is part}
         assert sizes == {False, True}
