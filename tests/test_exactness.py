@@ -239,3 +239,37 @@ def test_layers(norm, dtype, ratio):
         found |= {name: own.grad for name, own in zip(names, layer.parameters(), strict=True)}
         arrays = {name: to_array(tensor) for name, tensor in found.items()}
         check(arrays, exact(norm, dy, x, *parameters), arithmetic_of(dtype))
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "order"),
+    [("batch", (1, 1, 2_000_000), "rows"), ("batch", (3000, 1, 1000), "rows"),
+     ("batch", (500_000, 3, 1), "rows"), ("batch", (1000, 3, 1000), "channels_last"),
+     ("group", (2, 4000, 300), "rows"), ("group", (300_000, 2, 2), "rows"),
+     ("layer", (300_000, 1, 8), "rows"),
+     ("layer", (40, 1, 16_000), "rows"), ("layer", (20_000, 1, 100), "rows")],
+)  # fmt: skip
+def test_long_sums_of_float64(norm, shape, order):
+    """Terms that are all alike are rounded one way, but no sum has many additions in turn."""
+    axes = ORDERS[order]
+    dy, x = (
+        np.full([shape[axis] for axis in axes], value).transpose(np.argsort(axes))
+        for value in (1 / 3, 0.43)
+    )
+    mean, r = (
+        np.full({"batch": shape[1], "group": (shape[0], 2), "layer": (*shape[:2], 1)}[norm], value)
+        for value in (0.2, 0.9)
+    )
+    w = np.full(shape[2] if norm in BY_ROW else shape[1], 0.7)
+    found = backward(norm, dy, x, w, mean, r)
+    # NumPy's own sums over samples are not exact enough, but all samples are alike.
+    given = [each if norm == "batch" else each[:1] for each in (mean, r)]
+    expected = exact(norm, dy[:1], x[:1], w, given=given)
+    for name, pair in expected.items():
+        expected[name] = tuple(
+            np.broadcast_to(each.reshape(1, *shape[1:]), shape)
+            if name == "grad_input"
+            else each * shape[0]
+            for each in pair
+        )
+    check(found, expected, "float64")

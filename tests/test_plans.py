@@ -357,10 +357,9 @@ def test_plans_say_which_way_they_go():
         assert plan_of(case).path.split(" prepare")[0] == pattern
     mixture = make("train", (3, 4, 5), dtype="float16", x_dtype="float32")
     assert plan_of(mixture).path.split()[1] == "tiles"
-    rows = make("group_norm", (9, 40), num_groups=2)
-    assert "gradients along" in plan_of(rows).path
-    doubles = make("group_norm", (9, 40), num_groups=2, dtype="float64")
-    assert "sums along" in plan_of(doubles).path
+    for dtype in ("float32", "float64"):
+        rows = make("group_norm", (9, 40), num_groups=2, dtype=dtype)
+        assert "gradients along" in plan_of(rows).path
 
 
 @pytest.mark.parametrize(

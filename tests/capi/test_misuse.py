@@ -153,11 +153,11 @@ EXPECTED = {
         """,
     "workspaces": """
         a workspace is needed 1 | 0 |
-        null | 161001 | workspace: null; allowed: 959 bytes
-        size too small | 161002 | workspaceSize: 958; allowed: 959 or more
-        size 0 | 161002 | workspaceSize: 0; allowed: 959 or more
-        block too small | 161002 | workspace: 958 bytes; allowed: 959
-        rest of a block too small | 161002 | workspace: 958 bytes; allowed: 959
+        null | 161001 | workspace: null; allowed: 831 bytes
+        size too small | 161002 | workspaceSize: 830; allowed: 831 or more
+        size 0 | 161002 | workspaceSize: 0; allowed: 831 or more
+        block too small | 161002 | workspace: 830 bytes; allowed: 831
+        rest of a block too small | 161002 | workspace: 830 bytes; allowed: 831
         memory of the host | 161002 | workspace: no memory from aclrtMalloc
         a block of the host's | 161002 | workspace: no memory from aclrtMalloc
         made up | 161002 | workspace: no memory from aclrtMalloc
@@ -293,8 +293,8 @@ EXPECTED = {
         output that is read-only | 161002 | to write to, byte 4096 of 12288
         input gone since phase 1 | 161002 | to read from, byte 4096 of 12288
         output gone since phase 1 | 161002 | to write to, byte 0 of 12288
-        workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 831
-        workspace that is read-only | 161002 | to write to, byte 0 of 831
+        workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 703
+        workspace that is read-only | 161002 | to write to, byte 0 of 703
         """,
     "surface": """
         aclnnInit | 0 |
@@ -403,11 +403,11 @@ EXPECTED = {
         operator to made up | 3 | desc_ptr: no memory at 0x10 to write to, byte 0 of 8; allowed:
         workspace size to made up | 3 | size: no memory at 0x10 to write to, byte 0 of 8
         device type to made up | 3 | device_type: no memory at 0x10 to write to, byte 0 of 4
-        workspace made up | 3 | workspace: no memory at 0x10 to write to, byte 0 of 959
+        workspace made up | 3 | workspace: no memory at 0x10 to write to, byte 0 of 831
         input with a hole | 3 | to read from, byte 4096 of 12288; allowed: memory that can be read
         input that cannot be read | 3 | to read from, byte 4096 of 12288
         output that is read-only | 3 | grad_input: no memory at 0x
-        workspace that is read-only | 3 | to write to, byte 0 of 959
+        workspace that is read-only | 3 | to write to, byte 0 of 831
         """,
     "infini": """
         count to null | 3 | infinirtGetDeviceCount: count: null
@@ -446,10 +446,10 @@ EXPECTED = {
         input made up | 3 | input: no memory at 0x10
         input past its block | 3 | input: 95 bytes; allowed: 96
         strides past all memory | 3 | grad_weight: no memory at 0x
-        workspace null | 3 | workspace: null; allowed: 959 bytes
-        workspace null, and said to be small | 13 | workspace: 958 bytes; allowed: 959 or more
-        workspace said to be small | 13 | workspace: 958 bytes of 959
-        workspace block too small | 13 | workspace: 959 bytes of 958
+        workspace null | 3 | workspace: null; allowed: 831 bytes
+        workspace null, and said to be small | 13 | workspace: 830 bytes; allowed: 831 or more
+        workspace said to be small | 13 | workspace: 830 bytes of 831
+        workspace block too small | 13 | workspace: 831 bytes of 830
         operator null | 3 | desc: null
         operator made up | 3 | desc: 0x
         operator is a descriptor | 3 | desc: an infiniopTensorDescriptor_t
@@ -460,10 +460,10 @@ EXPECTED = {
         free null | 0 |
         free the stack | 3 | is in no block
         free device memory as the host's | 3 | ptr: memory from infinirtMalloc
-        copy past the end | 3 | dst: 959 bytes; allowed: 958
+        copy past the end | 3 | dst: 831 bytes; allowed: 830
         copy from null | 3 | src: null
         copy of no kind | 3 | kind: 9
-        set past the end | 3 | ptr: 959 bytes; allowed: 958
+        set past the end | 3 | ptr: 831 bytes; allowed: 830
         malloc of too much | 1 | size: 18446744073709551615 bytes
         malloc to null | 3 | p_ptr: null
         destroy operator | 0 |

@@ -1,8 +1,5 @@
 """Accumulators: how sums and moments in the arithmetic's type are folded into sums in float64.
 
-In float64 arithmetic these sums have errors (sums.py). A function is compiled for one of the two by
-the type of ``zero``, lanes in the arithmetic's type, or of other lanes.
-
 Three kinds of accumulators take sums from the lanes to channels. A *total* is in registers, for
 rows. A *batch* holds the totals of up to eight channels, whose lanes are added up together. *Column
 sums* are in memory, one for each element of a row.
@@ -22,12 +19,13 @@ from numba.core import cgutils
 
 from .conversions import F32, F64, I32, I64, HalfStorage, narrow, shaped, widen
 from .helpers import Emitter, by_types, helper, instruction
-from .intrinsics import double_buffer, get, not_inlined, shift, smaller, two_sum
+from .intrinsics import double_buffer, get, not_inlined, shift
 from .lanes import (
     EIGHT,
     HALF,
     LANES,
     Lanes,
+    add_lanes,
     concatenated,
     constants,
     double_lanes,
@@ -35,17 +33,15 @@ from .lanes import (
     in_sequence,
     llvm_function,
     load_lanes,
-    numbers_of,
     put_lanes,
     shuffled,
     splat,
-    sum_of_lanes,
     sums_of_eight,
     vector_at,
     vector_type,
 )
-from .parts import first_of, load_part, load_some, masked, merge_part
-from .sums import add, add_exactly, is_compensated, settle
+from .parts import first_of, load_part, masked, merge_part
+from .sums import add, add_array, sum_of
 from .target import halves_vectors
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -54,121 +50,70 @@ from .target import halves_vectors
 BATCH = EIGHT * LANES
 
 
-@by_types
-def start_total(zero):
-    """A total that is zero."""
-    if zero.real == types.float64:
-        return lambda zero: (halves_added(zero), halves_added(zero))
-    return lambda zero: halves_added(zero)
-
-
-@by_types
-def add_to_total(total, lanes):
-    """Add lanes to a total, which in float64 arithmetic has the errors of its additions."""
-    if isinstance(total, types.BaseTuple):
-
-        def compensated(total, lanes):
-            value, error = two_sum(total[0], halves_added(lanes))
-            return value, total[1] + error
-
-        return compensated
-    return lambda total, lanes: total + halves_added(lanes)
-
-
 @helper
 def add_chains(totals, a, b):
     """Add two chains of two sums each to two totals."""
-    return add_to_total(totals[0], a[0] + b[0]), add_to_total(totals[1], a[1] + b[1])
-
-
-@by_types
-def lanes_of_total(total):
-    """A total's lanes; the error of an infinite one is NaN, and is not added."""
-    if isinstance(total, types.BaseTuple):
-        return lambda total: total[0] + numbers_of(total[1])
-    return lambda total: total
+    return totals[0] + halves_added(a[0] + b[0]), totals[1] + halves_added(a[1] + b[1])
 
 
 @helper
 def put_in_batch(batch, i, totals):
     """Put two totals into a batch."""
-    put_lanes(batch[0], i * HALF, lanes_of_total(totals[0]))
-    put_lanes(batch[1], i * HALF, lanes_of_total(totals[1]))
-
-
-@by_types
-def put_chains(batch, i, lanes):
-    """Put a short row's lanes into a batch of that type."""
-    if batch.dtype == types.float64:
-        return lambda batch, i, lanes: put_lanes(batch, i * HALF, halves_added(lanes))
-    return lambda batch, i, lanes: put_lanes(batch, i * LANES, lanes)
+    put_lanes(batch[0], i * HALF, totals[0])
+    put_lanes(batch[1], i * HALF, totals[1])
 
 
 @helper
-def add_batch(zero, batch, n, sums, first, step):
+def add_batch(batch, n, sums, first, step):
     """Add a batch of n channels to the sums of every ``step``-th channel from ``first`` on."""
     numbers = double_buffer(LANES)
     put_lanes(numbers, 0, sums_of_eight(batch[0]))
     put_lanes(shift(numbers, EIGHT), 0, sums_of_eight(batch[1]))
     for i in range(n):
-        c = first + i * step
-        add(zero, sums[0], c, get(numbers, i))
-        add(zero, sums[1], c, get(numbers, EIGHT + i))
+        add(sums[0], first + i * step, get(numbers, i))
+        add(sums[1], first + i * step, get(numbers, EIGHT + i))
 
 
 @helper
-def start_sums(columns, width, zero):
+def start_sums(columns, width):
     """Set two arrays of column sums to zero, in whole lanes."""
     for i in range(0, width, LANES):
-        put_lanes(columns[0][0], i, splat(0.0))
-        put_lanes(columns[1][0], i, splat(0.0))
-        if is_compensated(zero):
-            put_lanes(columns[0][1], i, splat(0.0))
-            put_lanes(columns[1][1], i, splat(0.0))
+        put_lanes(columns[0], i, splat(0.0))
+        put_lanes(columns[1], i, splat(0.0))
 
 
 @helper
-def fold(zero, sums, index, lanes):
+def fold(sums, index, lanes):
     """Add lanes to column sums."""
-    if is_compensated(zero):
-        value, error = two_sum(load_lanes(sums[0], index), double_lanes(lanes))
-        put_lanes(sums[0], index, value)
-        put_lanes(sums[1], index, load_lanes(sums[1], index) + error)
-    else:
-        put_lanes(sums[0], index, load_lanes(sums[0], index) + double_lanes(lanes))
+    add_lanes(sums, index, double_lanes(lanes))
 
 
 @helper
-def add_columns(zero, row, channels, run, repeat, sums, first):
+def add_columns(row, channels, run, repeat, sums, first):
     """Add a row of column sums to the sums of their channels, from ``first`` on.
 
     The row repeats all channels ``repeat`` times, with ``run`` elements of each.
     """
     if run > 1:
         for c in range(channels):
-            total = splat(0.0)
-            for i in range(0, run, LANES):
-                total = total + load_some(row, c * run + i, smaller(LANES, run - i))
-            add(zero, sums, first + c, sum_of_lanes(total))
+            add(sums, first + c, sum_of(row, c * run, run))
     else:
-        for at in range(0, channels * repeat, channels):
-            for c in range(channels):
-                add(zero, sums, first + c, get(row, at + c))
+        while repeat > 1:
+            half = (repeat + 1) // 2
+            add_array(row, shift(row, half * channels), (repeat - half) * channels)
+            repeat = half
+        add_array(shift(sums, first), row, channels)
 
 
 @helper
-def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
+def gather_sums(columns, first, channels, run, repeat, tensor, sums):
     """Add two arrays of column sums, in the order in which a tensor is loaded, to channels'."""
     not_inlined()
-    width = channels * run * repeat
-    if is_compensated(zero):
-        settle(columns[0], width)
-        settle(columns[1], width)
-    for i in range(0, width, LANES):
-        put_lanes(columns[0][0], i, in_sequence(tensor, load_lanes(columns[0][0], i)))
-        put_lanes(columns[1][0], i, in_sequence(tensor, load_lanes(columns[1][0], i)))
-    add_columns(zero, columns[0][0], channels, run, repeat, sums[0], first)
-    add_columns(zero, columns[1][0], channels, run, repeat, sums[1], first)
+    for i in range(0, channels * run * repeat, LANES):
+        put_lanes(columns[0], i, in_sequence(tensor, load_lanes(columns[0], i)))
+        put_lanes(columns[1], i, in_sequence(tensor, load_lanes(columns[1], i)))
+    add_columns(columns[0], channels, run, repeat, sums[0], first)
+    add_columns(columns[1], channels, run, repeat, sums[1], first)
 
 
 def _piece() -> int:
@@ -307,25 +252,11 @@ def add_end(x, i, mean, moments, count):
     return by_eights
 
 
-@by_types
-def put_moments(zero, batch, i, moments, sums, c):
-    """Put the moments of channel c into a batch.
-
-    Those of float64 data, whose chains are short, are added to the channel's sums now.
-    """
-    if zero.real == types.float64:
-
-        def compensated(zero, batch, i, moments, sums, c):
-            add_exactly(sums[0], c, sum_of_lanes(join_pieces(moments[0])))
-            add_exactly(sums[1], c, sum_of_lanes(join_pieces(moments[1])))
-
-        return compensated
-
-    def single(zero, batch, i, moments, sums, c):
-        put_halves(batch[0], i * HALF, moments[0])
-        put_halves(batch[1], i * HALF, moments[1])
-
-    return single
+@helper
+def put_moments(batch, i, moments):
+    """Put moments into a batch."""
+    put_halves(batch[0], i * HALF, moments[0])
+    put_halves(batch[1], i * HALF, moments[1])
 
 
 @helper
@@ -342,8 +273,10 @@ def nearest_element(emit: Emitter, pointer: Any, value: Any) -> Any:
     none.
     """
     builder, storage, kind = emit.builder, emit.types[0].dtype, value.type
-    element = narrow(builder, builder.fptrunc(value, shaped(kind, F32)), storage)
-    element = builder.fpext(widen(builder, element, storage), kind)
+    element = value
+    if storage != types.float64:
+        element = narrow(builder, builder.fptrunc(value, shaped(kind, F32)), storage)
+        element = builder.fpext(widen(builder, element, storage), kind)
     # A number minus itself is NaN if it is not finite.
     zero = ir.Constant(kind, None)
     is_finite = builder.fcmp_ordered("==", builder.fsub(element, element), zero)

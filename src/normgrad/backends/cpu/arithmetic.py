@@ -20,13 +20,11 @@ from .intrinsics import (
     fma,
     get,
     not_inlined,
-    pairs_buffer,
     put,
     shift,
     smaller,
-    two_sum,
 )
-from .sums import add_array, add_exactly, array, clear, settle, settled, sums_at
+from .sums import add, add_copies, array, carry, clear, sum_of
 from .vectors import (
     SPREAD,
     STRIP,
@@ -45,6 +43,10 @@ from .vectors import (
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The levels of sums over ranks (see sums.py), and the size of their buffers.
+RANK_LEVELS = 6
+RANKS = RANK_LEVELS * STRIP
 
 
 @helper
@@ -101,23 +103,15 @@ def put_mean(block, mean, g, about, change):
 
 @helper
 def means_of_groups(sums, groups, per_group, m, means):
-    """Add the sums of each group's channels, in their order, and divide by m."""
+    """Add the sums of each group's channels, and divide by m."""
     not_inlined()
-    for g in range(groups):
-        total, error = get(sums, g * per_group), 0.0
-        if per_group != 1:  # otherwise the loop can be vectorised
-            for c in range(g * per_group + 1, (g + 1) * per_group):
-                term = get(sums, c)
-                # Zeros are skipped, since each addition waits for the one before: if a group's
-                # channels were one row, only the first has sums.
-                if term != 0.0:
-                    total, left = two_sum(total, term)
-                    error += left
-        put(means, g, settled(total, error))
-    # Divisions are a loop of their own, which can be vectorised.
     one = 1.0 / m
-    for g in range(groups):
-        put(means, g, get(means, g) * one)
+    if per_group == 1:  # a loop that can be vectorised
+        for g in range(groups):
+            put(means, g, get(sums, g) * one)
+    else:
+        for g in range(groups):
+            put(means, g, sum_of(sums, g * per_group, per_group) * one)
 
 
 @helper
@@ -200,17 +194,11 @@ def statistics(block, flags, s, base, c0, c1):
 
 @helper
 def combine(block, base, c0, c1):
-    """Add all parts' sums to the first part's sums, in the order of the parts."""
+    """Add the sums of all parts, and of their levels, to the first part's."""
     not_inlined()
-    every, at = get(block, B.BANKS) * get(block, B.CHANNELS), base + c0
-    sums, xmus = sums_at(block, B.W_SUM_DY, at), sums_at(block, B.W_SUM_DY_XMU, at)
-    for _ in range(1, get(block, B.PARTS_OF_SUMS)):
-        at += every
-        add_array(block, sums, sums_at(block, B.W_SUM_DY, at), c1 - c0)
-        add_array(block, xmus, sums_at(block, B.W_SUM_DY_XMU, at), c1 - c0)
-    if get(block, B.SINGLE) == 0:
-        settle(sums, c1 - c0)
-        settle(xmus, c1 - c0)
+    apart, copies = get(block, B.SUMS_APART), get(block, B.PARTS_OF_SUMS) * get(block, B.LEVELS)
+    for i in range(2):
+        add_copies(array(block, B.W_SUM_DY + i, base + c0), apart, copies, c1 - c0)
 
 
 @helper
@@ -237,60 +225,53 @@ def parameters(block, s, base, c0, c1):
     """Add a set's contribution to the parameter gradients of its bank, or start them with it."""
     not_inlined()
     per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
-    bank = s // get(block, B.BANK_SETS)
+    levels, turn = get(block, B.SLOT_LEVELS), s % get(block, B.BANK_SETS)
+    bank = s // get(block, B.BANK_SETS) * levels
     one = get(block, B.SETS) == 1 and every == get(block, B.CHANNELS)
     invstd, row = array(block, B.W_INVSTD, base // per_group), double_buffer(SPREAD)
-    single, first = get(block, B.SINGLE) != 0, c0
+    first = c0
     while first < c1:
         # Of samples that are treated as one, all have the same parameters.
-        at = first % every
+        sample = first // every
+        at = first - sample * every
         n = smaller(smaller(STRIP, c1 - first), every - at)
-        begins = s % get(block, B.BANK_SETS) == 0 and first < every
         sums = array(block, B.W_SUM_DY, base + first)
         xmus = array(block, B.W_SUM_DY_XMU, base + first)
         at = base + first if one else at + bank * every
-        biases, scaled = sums_at(block, B.W_BIASES, at), sums_at(block, B.W_WEIGHTS, at)
+        biases, scaled = array(block, B.W_BIASES, at), array(block, B.W_WEIGHTS, at)
+        if turn == 0 and sample == 0:
+            for level in range(levels):
+                clear(shift(biases, level * every), n)
+                clear(shift(scaled, level * every), n)
         r = spread(invstd, first, n, per_group, row)
-        if single:
-            for c in range(n):
-                total, number = get(sums, c), get(r, c) * get(xmus, c)
-                put(biases[0], c, total if begins else get(biases[0], c) + total)
-                put(scaled[0], c, number if begins else get(scaled[0], c) + number)
-        else:
-            if begins:
-                clear(biases, n)
-                clear(scaled, n)
-            for c in range(n):
-                add_exactly(biases, c, get(sums, c))
-                add_exactly(scaled, c, get(r, c) * get(xmus, c))
+        for c in range(n):
+            put(biases, c, get(biases, c) + get(sums, c))
+            put(scaled, c, get(scaled, c) + get(r, c) * get(xmus, c))
+        terms = turn * (get(block, B.CHANNELS) // every) + sample + 1
+        carry(biases, every, levels, terms, n)
+        carry(scaled, every, levels, terms, n)
         first += n
 
 
 @helper
 def outputs(block, base, c0, c1):
-    """Write the parameter gradients: the sums over the slots in their order, 0 without slots."""
+    """Write the parameter gradients: the sums over the slots, 0 without slots."""
     not_inlined()
-    slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
-    buffers = pairs_buffer(STRIP), pairs_buffer(STRIP)
+    slots, every, zeros = get(block, B.SLOTS), get(block, B.PARAMETERS), double_buffer(STRIP)
+    if slots == 0:
+        fill(zeros, STRIP, 0.0)
     for first in range(c0, c1, STRIP):
-        n, biases, scaled = smaller(STRIP, c1 - first), buffers[0], buffers[1]
-        if slots == 1 and get(block, B.SINGLE) != 0:  # nothing is added, and errors are 0
-            biases = array(block, B.W_BIASES, base + first), biases[1]
-            scaled = array(block, B.W_WEIGHTS, base + first), scaled[1]
-        else:
-            clear(biases, n)
-            clear(scaled, n)
-            for slot in range(slots):
-                at = slot * every + base + first
-                add_array(block, biases, sums_at(block, B.W_BIASES, at), n)
-                add_array(block, scaled, sums_at(block, B.W_WEIGHTS, at), n)
-            settle(biases, n)
-            settle(scaled, n)
-        xmus = array(block, B.W_SUM_DY_XMU, base + first) if slots > 0 else scaled[0]
-        write_parameters(block, B.OUT_SUM_DY, first, n, biases[0])
+        n, at = smaller(STRIP, c1 - first), base + first
+        biases, scaled, xmus = zeros, zeros, zeros
+        if slots > 0:
+            biases, scaled = array(block, B.W_BIASES, at), array(block, B.W_WEIGHTS, at)
+            add_copies(biases, every, slots, n)
+            add_copies(scaled, every, slots, n)
+            xmus = array(block, B.W_SUM_DY_XMU, at)
+        write_parameters(block, B.OUT_SUM_DY, first, n, biases)
         write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)
-        write_parameters(block, B.GRAD_BIAS, first, n, biases[0])
-        write_parameters(block, B.GRAD_WEIGHT, first, n, scaled[0])
+        write_parameters(block, B.GRAD_BIAS, first, n, biases)
+        write_parameters(block, B.GRAD_WEIGHT, first, n, scaled)
 
 
 def gather(block, flags, s, base, c0, c1):
@@ -301,40 +282,42 @@ def gather(block, flags, s, base, c0, c1):
     first. Without elements the statistics are 0.
     """
     eps = bits_to_double(get(block, B.EPS))
-    means, variances, invstds = pairs_buffer(STRIP), pairs_buffer(STRIP), double_buffer(STRIP)
+    means, variances, invstds = double_buffer(RANKS), double_buffer(RANKS), double_buffer(STRIP)
     mean, invstd = double_buffer(STRIP), double_buffer(STRIP)
     n = total_count(block)
     ranks = get(block, B.COUNTS) if n != 0.0 else 0
     for first in range(c0, c1, STRIP):
         count = smaller(STRIP, c1 - first)
         there = count if n != 0.0 else 0
-        clear(means, count)
-        clear(variances, count)
+        clear(means, RANKS)
+        clear(variances, RANKS)
         fill(invstds, count, 0.0)
         for rank in range(ranks):
             mine = count_of(block, rank)
             if mine != 0.0:
                 read_row(block, B.MEAN, rank, first, count, 0.0, mean)
                 for c in range(count):
-                    add_exactly(means, c, mine * get(mean, c))
-        settle(means, count)
+                    add(means, c, mine * get(mean, c))
+            carry(means, STRIP, RANK_LEVELS, rank + 1, count)
+        add_copies(means, STRIP, RANK_LEVELS, count)
         for c in range(there):
-            put(means[0], c, get(means[0], c) / n)
+            put(means, c, get(means, c) / n)
         for rank in range(ranks):
             mine = count_of(block, rank)
             if mine != 0.0:
                 read_row(block, B.MEAN, rank, first, count, 0.0, mean)
                 read_row(block, B.INVSTD, rank, first, count, 0.0, invstd)
                 for c in range(count):
-                    r, d = get(invstd, c), get(mean, c) - get(means[0], c)
-                    add_exactly(variances, c, mine * (1.0 / (r * r) + d * d))
-        settle(variances, count)
+                    r, d = get(invstd, c), get(mean, c) - get(means, c)
+                    add(variances, c, mine * (1.0 / (r * r) + d * d))
+            carry(variances, STRIP, RANK_LEVELS, rank + 1, count)
+        add_copies(variances, STRIP, RANK_LEVELS, count)
         for c in range(there):
-            value = get(variances[0], c) / n
+            value = get(variances, c) / n
             put(invstds, c, 1.0 / sqrt(value))
             value -= eps
-            put(variances[0], c, 0.0 if value < 0.0 else value)
-        write_statistics(block, as_int64(0), first, count, means[0], invstds, variances[0], n)
+            put(variances, c, 0.0 if value < 0.0 else value)
+        write_statistics(block, as_int64(0), first, count, means, invstds, variances, n)
 
 
 def arithmetic(block, flags, s, base, c0, c1):

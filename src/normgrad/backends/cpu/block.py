@@ -72,22 +72,25 @@ COUNTS, COUNT_CODE, COUNT_RANK = _block.each(3)
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
 # What the workspace holds: a bank has the statistics and coefficients of one set at a time, and the
-# BANK_SETS sets of a task take turns in it. Sums are kept for each part. If one step does all, a
-# task has arrays of its own instead, for TASK_CHANNELS channels that take turns; otherwise 0.
+# BANK_SETS sets of a task take turns in it. Sums are kept for each part, in LEVELS (see sums.py),
+# whose arrays lie SUMS_APART. If one step does all, a task has arrays of its own instead, for
+# TASK_CHANNELS channels that take turns; otherwise 0.
 BANKS, BANK_SETS, PARTS_OF_SUMS, TASK_CHANNELS = _block.each(4)
-# Byte offsets in the workspace; all arrays but weight and bias are float64. Of two fields the first
-# is for numbers, the second for their errors. Each statistics group in a bank has the mean rounded
-# to the arithmetic's type, with its rounding error; invstd; slope and scale of
+LEVELS, SUMS_APART = _block.each(2)
+# Byte offsets in the workspace; all arrays but weight, bias and chains are float64. Each statistics
+# group in a bank has the mean rounded to the arithmetic's type, with its rounding error in the
+# second array; invstd; slope and scale of
 # dx = scale * (gain * dy - (shift + slope * (x - mean))). Each channel has gain and shift. Where
 # y's parameters lie along rows, the slope is what to add to (x - mean) * invstd.
 W_MEAN, W_INVSTD = _block(2), _block()
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block.each(4)
-# The sums for each part, bank and channel, with their errors (see sums.py).
-W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
-# Partial sums of grad_bias and grad_weight for each slot and parameter, with their errors. There
-# are fewer parameters than channels where several samples are treated as one.
-W_BIASES, W_WEIGHTS = _block(2), _block(2)
-SLOTS, PARAMETERS = _block.each(2)
+# The sums for each part, bank and channel.
+W_SUM_DY, W_SUM_DY_XMU = _block.each(2)
+# Partial sums of grad_bias and grad_weight for each slot and parameter, and the chains of long rows
+# that are added to them, if there are CHAINS. A task has SLOT_LEVELS slots. There are fewer
+# parameters than channels where several samples are treated as one.
+W_BIASES, W_WEIGHTS, W_BIAS_CHAINS, W_WEIGHT_CHAINS = _block.each(4)
+CHAINS, SLOTS, SLOT_LEVELS, PARAMETERS = _block.each(4)
 # The total of the counts, then the least and the largest nonzero magnitude of weights along rows.
 W_COUNT = _block()
 # Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type if
@@ -143,7 +146,9 @@ _job = _Fields()
 J_BLOCK, J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT = _job.each(6)
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
 J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD, J_REST = _job.each(7)
-J_SUMS = _job(4)
+J_SUMS, J_CHAINS = _job(2), _job(2)
+# The levels of the channels' sums, and how many calls of kernels have added to them.
+J_LEVELS, J_CALLS = _job.each(2)
 # Whether dx is written with non-temporal stores, and whether rows are prefetched while others are
 # summed; and how many channels later begin those that are prefetched while dx is written, or 0.
 J_STREAM, J_AHEAD, J_NEXT = _job.each(3)

@@ -47,7 +47,7 @@ from .intrinsics import (
     smaller,
     store,
 )
-from .sums import add_exactly, array, clear, settle
+from .sums import add, add_copies, array, carry, clear, sum_of
 from .vectors import SPREAD, STRIP, canonical, fill, place_of, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -57,6 +57,9 @@ NORMAL_SINGLES = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).ma
 NORMAL_DOUBLES = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
 #: The bits of a float64 but its sign.
 MAGNITUDE = (1 << 63) - 1
+#: The levels of a group's sums over strips (see sums.py): the group is alone, so that they have the
+#: places of others.
+LEVELS = 8
 
 
 @helper
@@ -134,19 +137,25 @@ def groups(block, s, base, c0, c1):
     at_once = larger(1, STRIP // per_group)
     group, left = base // per_group, (c1 - c0) // per_group
     group += c0 // per_group
-    w, totals, projections = double_buffer(STRIP), pairs_buffer(STRIP), pairs_buffer(STRIP)
-    precise = double_buffer(STRIP)
+    w, precise = double_buffer(STRIP), double_buffer(STRIP)
+    totals, projections = double_buffer(STRIP), double_buffer(STRIP)
     c = c0
     while left > 0:
         count = smaller(at_once, left)
         invstd = array(block, B.W_INVSTD, group)
         slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
         start_groups(block, invstd, count, totals, projections, precise)
-        end = c + count * per_group
+        end, strips = c + count * per_group, 0
         for first in range(c, end, STRIP):
             n = smaller(STRIP, end - first)
             read_weights(block, first, n, w)
             add_weighted(block, base + first, n, w, invstd, count, totals, projections, precise)
+            strips += 1
+            carry(totals, 1, LEVELS, strips, 1)
+            carry(projections, 1, LEVELS, strips, 1)
+        if strips > 1:
+            add_copies(totals, 1, LEVELS, 1)
+            add_copies(projections, 1, LEVELS, 1)
         rests = array(block, B.W_MEAN + 1, group)
         finish_groups(block, invstd, rests, count, totals, projections, precise, slope, scale)
         for first in range(c, end, STRIP):
@@ -172,15 +181,15 @@ def start_groups(block, invstd, count, totals, projections, precise):
     for g in range(count):
         fits = keep_precision(least, most, get(invstd, g), normal) | (not along)
         put(precise, g, 1.0 if fits else 0.0)
-    clear(totals, count)
-    clear(projections, count)
+    clear(totals, larger(count, LEVELS))
+    clear(projections, larger(count, LEVELS))
 
 
 @helper
 def add_weighted(block, at, count, w, invstd, many, totals, projections, precise):
     """Add the sums of channels, times their weights, to the sums of their groups, in order."""
     not_inlined()
-    per_group, single = get(block, B.PER_GROUP), get(block, B.SINGLE) != 0
+    per_group = get(block, B.PER_GROUP)
     normal, several = normal_numbers(block), bits_to_double(get(block, B.DIVISOR)) > per_group
     sums, xmus = array(block, B.W_SUM_DY, at), array(block, B.W_SUM_DY_XMU, at)
     terms, xmu_terms, fits = double_buffer(STRIP), double_buffer(STRIP), double_buffer(STRIP)
@@ -193,17 +202,11 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, precise
         put(xmu_terms, c, v * get(xmus, c))
     for g in range(many):
         first = g * per_group
-        total, projection, fit = get(totals[0], g), get(projections[0], g), get(precise, g)
-        for c in range(first, smaller(first + per_group, count)):
+        end, fit = smaller(first + per_group, count), get(precise, g)
+        for c in range(first, end):
             fit *= get(fits, c)
-            if single:
-                total, projection = total + get(terms, c), projection + get(xmu_terms, c)
-            else:
-                add_exactly(totals, g, get(terms, c))
-                add_exactly(projections, g, get(xmu_terms, c))
-        if single:
-            put(totals[0], g, total)
-            put(projections[0], g, projection)
+        add(totals, g, sum_of(terms, first, end - first))
+        add(projections, g, sum_of(xmu_terms, first, end - first))
         put(precise, g, fit)
 
 
@@ -212,16 +215,14 @@ def finish_groups(block, invstd, rests, count, totals, projections, precise, slo
     """Compute the groups' slopes and scales; ``totals`` and ``precise`` become shifts, factors."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     centred = get(block, B.CENTRED) != 0
-    settle(totals, count)
-    settle(projections, count)
     for g in range(count):
         r, fits = get(invstd, g), get(precise, g) != 0.0
-        total, projection = get(totals[0], g) if centred else 0.0, get(projections[0], g)
+        total, projection = get(totals, g) if centred else 0.0, get(projections, g)
         projection = projection + (r - r) if m > 1.0 else projection
         t, p, multiplied = shift_and_slope(total, projection, m, r, r, fits, normal)
         put(slope, g, canonical(p))
         put(scale, g, 1.0 if multiplied else canonical(r))
-        put(totals[0], g, canonical(shifted(t, p, get(rests, g))))
+        put(totals, g, canonical(shifted(t, p, get(rests, g))))
         put(precise, g, r if multiplied else 1.0)
 
 
@@ -231,7 +232,7 @@ def spread_groups(block, at, count, w, totals, factors):
     not_inlined()
     per_group, row = get(block, B.PER_GROUP), pairs_buffer(SPREAD)
     factor = spread(factors, as_int64(0), count, per_group, row[0])
-    change = spread(totals[0], as_int64(0), count, per_group, row[1])
+    change = spread(totals, as_int64(0), count, per_group, row[1])
     gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
     for c in range(count):
         put(gain, c, canonical(get(w, c) * get(factor, c)))

@@ -11,11 +11,28 @@ from typing import NamedTuple
 from ... import dtypes
 from ...layout import ceil_div, round_up
 from ...memory import LINE
+from ...problem import Problem
 from ...symbolic import gcd
-from .layout import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Layout, read_bytes, rows_in_l1, waits
+from .layout import (
+    LANES,
+    PAGE,
+    RADIX,
+    ROWS,
+    SHORT,
+    SPAN,
+    TILE_CHANNELS,
+    TILE_POSITIONS,
+    Layout,
+    read_bytes,
+    rows_in_l1,
+    waits,
+)
 
 #: How many times as long an element takes in float64, and one that is copied to tiles first.
 COST_OF_DOUBLE, COST_OF_TILES = 2, 4
+#: The most elements of a channel, or rows of columns, that a kernel adds up in one sum of float64,
+#: of chains that come one after the other: 8 of 512 elements, or 16 of 32 rows.
+LONGEST_DOUBLE, MOST_ROWS_OF_DOUBLE = 1 << 12, 1 << 9
 
 
 class Cut(NamedTuple):
@@ -75,7 +92,7 @@ def cut_of(layout: Layout) -> Cut | None:
         at_once=channels,
         part_size=positions,
         piece_channels=min(layout.chunk, channels) if layout.columns else channels,
-        piece_rows=_rows_of_piece(layout),
+        piece_rows=min(_rows_of_piece(layout), _rows_of_sum(layout)),
         parallel=cost_of(layout) >= layout.policy.shared,
     )
     if layout.along:
@@ -87,6 +104,27 @@ def cut_of(layout: Layout) -> Cut | None:
     if layout.columns and layout.run == 1 and not few_rows:
         return _of_samples(layout, whole) or _of_positions(layout, whole)
     return _of_channels(layout, whole)
+
+
+def calls_of_part(layout: Layout, cut: Cut) -> int:
+    """The most calls of a kernel that add to a part's sums of a channel, one after the other."""
+    rows, most = layout.rows.size, min(cut.part_size, layout.positions)
+    # A piece has rows of one outer index, of which the first and the last may have a few.
+    outer = 1 if rows >= layout.positions else ceil_div(most, rows) + 1
+    pieces = outer * (ceil_div(min(rows, most), cut.piece_rows) + 1)
+    if not any(layout.tiles):
+        return pieces
+    if layout.columns:
+        return pieces * ceil_div(cut.piece_rows, TILE_POSITIONS)
+    return pieces * cut.piece_rows * ceil_div(layout.run, TILE_POSITIONS)
+
+
+def levels_of(problem: Problem, terms: int) -> int:
+    """The levels of a sum in the workspace (see sums.py)."""
+    levels = 1
+    while problem.arithmetic is dtypes.float64 and terms >= RADIX**levels:
+        levels += 1
+    return levels
 
 
 def is_small(layout: Layout) -> bool:
@@ -132,6 +170,15 @@ def _rows_of_piece(layout: Layout) -> int:
     elif not near:
         most += [policy.rows_in_order, policy.part // (2 * layout.run)]
     return max(1, min(most))
+
+
+def _rows_of_sum(layout: Layout) -> int:
+    """The most rows of a channel that a kernel adds up in one sum."""
+    if layout.problem.arithmetic is dtypes.float64 and layout.problem.needs_sums:
+        if layout.columns:
+            return MOST_ROWS_OF_DOUBLE * layout.repeat
+        return max(1, LONGEST_DOUBLE // layout.run)
+    return layout.positions
 
 
 def _lie_in_images(layout: Layout) -> bool:
@@ -267,9 +314,9 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
     return cut._replace(parts=ceil_div(positions, size), part_size=size)
 
 
-def _whole_in_float32(layout: Layout) -> bool:
-    """Whether rows are whole, are read where they are, and are added in float32."""
-    return layout.positions == 1 and not any(layout.tiles) and layout.dtype != dtypes.float64
+def _are_whole(layout: Layout) -> bool:
+    """Whether rows are whole and are read where they are."""
+    return layout.positions == 1 and not any(layout.tiles)
 
 
 def walks_once(layout: Layout) -> bool:
@@ -278,17 +325,20 @@ def walks_once(layout: Layout) -> bool:
     Rows, and the parameters' sums, are in the L1 or L2 cache when they are read again.
     """
     problem = layout.problem
-    lacks_statistics = problem.missing_mean or problem.missing_invstd
+    # The walk finds float64's means, which layers do not keep.
+    finds_mean = problem.missing_mean and layout.dtype is dtypes.float64
+    lacks_statistics = problem.missing_invstd or (problem.missing_mean and not finds_mean)
     is_backward = layout.along and not (problem.forward or lacks_statistics)
-    return is_backward and _whole_in_float32(layout) and layout.run < layout.policy.row_apart
+    return is_backward and _are_whole(layout) and layout.run < layout.policy.row_apart
 
 
 def keeps_chains(layout: Layout) -> bool:
     """Whether the walk of ``walks_once`` may keep chains of the parameters' sums in the workspace.
 
-    A chain is a float32 accumulator, which is added to the float64 sums after some rows.
+    A chain is an accumulator in the arithmetic's type, which is added to the sums after some rows.
     """
-    return walks_once(layout) and layout.run >= SHORT
+    # Rows a quarter of a page apart evict one another (see ``gradients``).
+    return walks_once(layout) and layout.run >= min(SHORT, PAGE // 4 // layout.dtype.itemsize)
 
 
 def walks_forward(layout: Layout) -> bool:
@@ -296,7 +346,7 @@ def walks_forward(layout: Layout) -> bool:
     problem = layout.problem
     computes_statistics = problem.missing_invstd and problem.missing_mean == problem.centred
     writes_rows = layout.along and problem.result is not None
-    return writes_rows and computes_statistics and _whole_in_float32(layout)
+    return writes_rows and computes_statistics and _are_whole(layout)
 
 
 def sums_apart(layout: Layout) -> bool:
@@ -305,7 +355,7 @@ def sums_apart(layout: Layout) -> bool:
     That step sums all rows, a part of their elements at a time. The step that writes dx then
     processes one row at a time, which stays in cache, however long it is.
     """
-    return _whole_in_float32(layout) and layout.run >= layout.policy.row_apart
+    return _are_whole(layout) and layout.run >= layout.policy.row_apart
 
 
 def of_columns(layout: Layout, cut: Cut) -> Cut:

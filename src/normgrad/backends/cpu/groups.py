@@ -8,7 +8,7 @@ stays in the nearest caches from its sums or moments to its dx or y.
 from __future__ import annotations
 
 from . import block as B
-from .accumulate import BATCH, fold, gather_sums, lanes_of_total, start_sums
+from .accumulate import BATCH, fold, gather_sums, start_sums
 from .conversions import HalfStorage
 from .elements import advance, prefetch_bytes_ahead, prefetch_inputs
 from .helpers import as_argument, by_types, helper
@@ -17,6 +17,7 @@ from .intrinsics import (
     double_buffer,
     get,
     inlined,
+    is_double,
     item_size,
     larger,
     not_inlined,
@@ -41,8 +42,8 @@ from .lanes import (
     zero_lanes,
 )
 from .layout import FETCHED, PAGE, ROWS, SHORT, SPAN
-from .parts import load_part, over_row, store_part
-from .reduce import BUFFER, put_short_row, streams_lines, sums_of, three, totals_of_rows
+from .parts import fit, load_part, over_row, over_sums, store_part
+from .reduce import BUFFER, block_of, put_short_row, streams_lines, sums_of, three, totals_of_rows
 from .reduce_moments import moments_of_channels
 from .row_groups import (
     COEFFICIENTS,
@@ -55,10 +56,12 @@ from .row_groups import (
     forward_in_tiles,
     gradients_in_tiles,
     is_written,
+    keep_rests,
     read_coefficients,
     round_statistics,
     row_coefficients,
     statistics_from,
+    sum_deviations,
     write_part_of_group,
 )
 from .target import has_many_registers
@@ -99,7 +102,7 @@ def add_chain(arguments, c, part, weight, zero, first):
     chain, here = (zero, zero), advance(tensors, steps, first)
     for r in range(first, rows, 2):
         prefetch_later_rows(here, c, ahead, writes)
-        of_row = row_coefficients(coefficients, r)
+        of_row = row_coefficients(coefficients, r, part)
         chain = add_and_write(operation, here, c, weight, of_row, chain, part, writes, streaming)
         here = advance(here, steps, 2)
     return chain
@@ -113,11 +116,11 @@ def add_rows(arguments, c, part):
     """
     tensors, weights, sums = arguments[1], arguments[4], arguments[6]
     weight = as_loaded(tensors[0], load_part(weights, c, part))
-    zero = zero_lanes(tensors[0], tensors[1])
+    zero = fit(zero_lanes(tensors[0], tensors[1]), part)
     a = add_chain(arguments, c, part, weight, zero, 0)
     b = add_chain(arguments, c, part, weight, zero, 1)
-    fold(zero, sums[0], c, a[0] + b[0])
-    fold(zero, sums[1], c, a[1] + b[1])
+    fold(sums[0], c, a[0] + b[0])
+    fold(sums[1], c, a[1] + b[1])
 
 
 @helper
@@ -137,14 +140,17 @@ def add_row(arguments, c, part):
     operation, tensors, weights, coefficients, chain, sums, writes, streaming, is_full = arguments
     dy = tensors[0]
     prefetch_bytes_ahead(tensors, DISTANCE, c)
-    weight, of_row = as_loaded(dy, load_part(weights, c, part)), row_coefficients(coefficients, 0)
+    weight, of_row = (
+        as_loaded(dy, load_part(weights, c, part)),
+        row_coefficients(coefficients, 0, part),
+    )
     lanes = load_lanes(chain[0], c), load_lanes(chain[1], c)
     first, second = add_and_write(
         operation, tensors, c, weight, of_row, lanes, part, writes, streaming
     )
     if is_full:
-        fold_in_sequence(dy, sums[0][0], c, first, part)
-        fold_in_sequence(dy, sums[1][0], c, second, part)
+        fold_in_sequence(dy, sums[0], c, first, part)
+        fold_in_sequence(dy, sums[1], c, second, part)
         first, second = zero_lanes(dy, dy), zero_lanes(dy, dy)
     put_lanes(chain[0], c, first)
     put_lanes(chain[1], c, second)
@@ -157,7 +163,7 @@ def write_part_of_rows(arguments, c, part):
     weight = as_loaded(tensors[0], load_part(weights, c, part))
     for r in range(rows):
         prefetch_later_rows(tensors, c, ahead, writes)
-        of_row = row_coefficients(coefficients, r)
+        of_row = row_coefficients(coefficients, r, part)
         write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
         tensors = advance(tensors, steps, 1)
 
@@ -168,13 +174,12 @@ def parameters(operation, dy, x, dx, job):
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     coefficients = real_buffer(COEFFICIENTS, dy, x)
     weight, ahead = reals_at(get(job, B.J_WEIGHT), dy, x), (FETCHED, FETCHED)
-    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
-    zero, writes = zero_lanes(dy, x), get(job, B.J_WRITES) != 0
+    columns, writes = pairs_buffer(BUFFER), get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width, weights = smaller(SPAN, run - k), shift(weight, k)
         tensors = advance((dy, x, dx), (1, 1, 1), k)
         streaming = streams_lines(job, tensors[2], width, steps[2])
-        start_sums(columns, width, zero)
+        start_sums(columns, width)
         for i in range(0, count, ROWS):
             rows, here = smaller(ROWS, count - i), advance(tensors, steps, i)
             read_coefficients(job, get(job, B.J_CHANNEL) + i, rows, coefficients)
@@ -182,8 +187,8 @@ def parameters(operation, dy, x, dx, job):
                 operation, here, steps, rows, weights, coefficients, columns, writes, streaming,
                 ahead,
             )  # fmt: skip
-            over_row(add_rows, arguments, width)
-        gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
+            over_sums(add_rows, arguments, width, dy)
+        gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, sums_of(job))
 
 
 @helper
@@ -193,7 +198,9 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
     Where ``ahead``, later rows are prefetched.
     """
     dy, x = tensors[0], tensors[1]
-    batch, zero = (real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)), zero_lanes(dy, x)
+    zero, batch = zero_lanes(dy, x), (
+        real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
+    )  # fmt: skip
     here = tensors
     for first in range(0, rows, EIGHT):
         for r in range(first, smaller(first + EIGHT, rows)):
@@ -205,6 +212,8 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
             here = advance(here, steps, 1)
         put_lanes(shift(sums[0], first), 0, sums_of_eight(batch[0]))
         put_lanes(shift(sums[1], first), 0, sums_of_eight(batch[1]))
+        if is_double(x):
+            put_lanes(shift(sums[2], first), 0, sums_of_eight(batch[2]))
 
 
 @helper
@@ -216,20 +225,29 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights = reals_at(get(job, B.J_WEIGHT), dy, x)
-    columns = (double_buffer(ROW), double_buffer(1)), (double_buffer(ROW), double_buffer(1))
-    first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
+    columns, first = pairs_buffer(ROW), get(job, B.J_CHANNEL)
     writes, adds = get(job, B.J_WRITES) != 0, get(job, B.J_ADDS) != 0
-    start_sums(columns, run, zero)
+    start_sums(columns, run)
     streaming = streams_lines(job, dx, run, steps[2])
     coefficients = real_buffer(COEFFICIENTS, dy, x)
-    sums = double_buffer(TOTALS), double_buffer(TOTALS)
-    ahead = ROWS * steps[0], ROWS * steps[1]
+    sums = double_buffer(TOTALS), double_buffer(TOTALS), double_buffer(TOTALS)
+    most = ROWS // 2 if is_double(x) else ROWS  # those of float64 are twice as long in the cache
+    ahead = most * steps[0], most * steps[1]
     prefetches = get(job, B.J_AHEAD) != 0 and not prefetches_beside_parameters(dy)
-    for i in range(0, count, ROWS):
-        rows, here = smaller(ROWS, count - i), advance((dy, x, dx), steps, i)
+    finds_means = get(block_of(job), B.MISSING_MEAN) != 0
+    for i in range(0, count, most):
+        rows, here = smaller(most, count - i), advance((dy, x, dx), steps, i)
+        if is_double(x) and finds_means:
+            choose_pilots(job, here[1], steps[1], run, first + i, rows)
+            if not writes:
+                means = statistics_from(job, first + i)[0]
+                sum_deviations(here[1], steps[1], run, means, rows, sums[2])
+                keep_rests(job, first + i, rows, sums[2])
         if writes:
             means = statistics_from(job, first + i)[0]
             sum_short_rows(operation, here, steps, rows, run, means, weights, sums, prefetches)
+            if is_double(x):
+                keep_rests(job, first + i, rows, sums[2])
             compute_coefficients(job, first + i, rows, sums, coefficients)
         else:
             round_statistics(job, first + i, rows, coefficients)
@@ -237,36 +255,40 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
             operation, here, steps, rows, weights, coefficients, columns, writes, streaming, ahead
         )  # fmt: skip
         if adds:
-            over_row(add_rows, arguments, run)
+            over_sums(add_rows, arguments, run, dy)
         else:
             over_row(write_part_of_rows, arguments, run)
     if adds:
-        gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))
+        gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, sums_of(job))
 
 
 @helper
 def gradients_of_long_rows(operation, dy, x, dx, job, writes):
     """The gradients of longer rows, or the parameters' alone, one row after the other.
 
-    A row is in the nearest caches from its sums to its dx, and so are the parameters' sums. Their
-    chains take the place that float64 arithmetic has for errors, twice what they need.
+    A row is in the nearest caches from its sums to its dx, and so are the parameters' sums and
+    their chains.
     """
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights = reals_at(get(job, B.J_WEIGHT), dy, x)
-    chain = reals_at(get(job, B.J_SUMS + 1), dy, x), reals_at(get(job, B.J_SUMS + 3), dy, x)
+    chain = reals_at(get(job, B.J_CHAINS), dy, x), reals_at(get(job, B.J_CHAINS + 1), dy, x)
     first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
     streaming, columns = streams_lines(job, dx, run, steps[2]), sums_of(job)
     coefficients = real_buffer(COEFFICIENTS, dy, x)
-    sums = double_buffer(1), double_buffer(1)
-    here = dy, x, dx
+    sums = double_buffer(EIGHT), double_buffer(EIGHT)
+    here, finds_means = (dy, x, dx), get(block_of(job), B.MISSING_MEAN) != 0
     for i in range(count):
+        if is_double(x) and finds_means:
+            choose_pilots(job, here[1], steps[1], run, first + i, 1)
+            sum_deviations(here[1], steps[1], run, statistics_from(job, first + i)[0], 1, sums[0])
+            keep_rests(job, first + i, 1, sums[0])
         if is_written(writes):
             mean = get(statistics_from(job, first + i)[0], 0)
             terms = splat_like(dy, x, mean), zero_lanes(dy, x), weights
             totals = totals_of_rows(operation, here, (0, 0, 0), 1, run, terms, False, False)
-            put(sums[0], 0, sum_of_lanes(lanes_of_total(totals[0])))
-            put(sums[1], 0, sum_of_lanes(lanes_of_total(totals[1])))
+            put(sums[0], 0, sum_of_lanes(totals[0]))
+            put(sums[1], 0, sum_of_lanes(totals[1]))
             compute_coefficients(job, first + i, 1, sums, coefficients)
         else:
             round_statistics(job, first + i, 1, coefficients)
@@ -317,7 +339,7 @@ def forward(operation, dy, x, dx, job):
     means, invstds, rests = double_buffer(EIGHT), double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):
         c, rows, here = first + start, smaller(at_once, count - start), shift(x, start * steps[1])
-        choose_pilots(job, here, steps[1], c, rows)
+        choose_pilots(job, here, steps[1], run, c, rows)
         moments_of_channels(operation, here, job, c, c + rows)
         compute_statistics(job, c, rows, means, invstds, rests)
         for r in range(rows):

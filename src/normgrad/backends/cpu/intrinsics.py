@@ -20,7 +20,7 @@ from numba.core import cgutils
 
 from ...memory import LINE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, size_of, value_type, widen
-from .helpers import Emitter, helper, instruction
+from .helpers import Emitter, by_types, instruction
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -38,6 +38,13 @@ DOUBLE_POINTER = types.CPointer(types.float64)
 def real_type(*pointers: types.Type) -> types.Type:
     """The arithmetic's type: float64 if any tensor is float64, else float32."""
     return types.float64 if any(p.dtype == types.float64 for p in pointers) else types.float32
+
+
+@by_types
+def is_double(pointer):  # type: ignore[no-untyped-def]
+    """Whether a pointer's elements are float64."""
+    double = pointer.dtype == types.float64
+    return lambda pointer: double
 
 
 def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None:
@@ -171,7 +178,7 @@ double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
 
 @instruction(lambda count: types.UniTuple(DOUBLE_POINTER, 2)(count), literal=True)
 def pairs_buffer(emit: Emitter, count: Any) -> Any:
-    """Two arrays on the stack, for numbers and their errors (see sums.py)."""
+    """Two arrays of float64 on the stack, as of two sums."""
     arrays = [_on_stack(emit, types.float64, emit.types[0].literal_value) for _ in range(2)]
     return emit.context.make_tuple(emit.builder, types.UniTuple(DOUBLE_POINTER, 2), arrays)
 
@@ -249,11 +256,3 @@ def _calling(result: ir.Type) -> Any:
 
 
 call, call_for_pointer = _calling(I32), _calling(I64)
-
-
-@helper
-def two_sum(a, b):  # type: ignore[no-untyped-def]
-    """a + b as a rounded sum and its exact error (Knuth); it must not be reassociated."""
-    s = a + b
-    z = s - a
-    return s, (a - (s - z)) + (b - z)

@@ -265,6 +265,13 @@ def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
     return unpacked(emit.builder, emit.builder.load(at, align=1), storage)
 
 
+@instruction(lambda pointer, index: Lanes(pointer.dtype, EIGHT)(pointer, types.intp))
+def load_eight(emit: Emitter, pointer: Any, index: Any) -> Any:
+    """Eight elements of a tensor or scratch memory in the arithmetic's type."""
+    kind = vector_type(emit.context.get_value_type(emit.types[0].dtype), EIGHT)
+    return emit.builder.load(vector_at(emit.builder, pointer, index, kind), align=1)
+
+
 @instruction(lambda pointer, index: types.void(pointer, types.intp))
 def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
     """Prefetch elements, which may lie beyond the tensor, into the L2 cache."""
@@ -284,16 +291,30 @@ def put_lanes(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
     emit.builder.store(lanes, at, align=1)
 
 
-@instruction(lambda lanes: Lanes(types.float64)(lanes))
+@instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
+def add_lanes(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
+    """Add lanes to scratch memory of the same type."""
+    at = vector_at(emit.builder, pointer, index, lanes.type)
+    total = emit.builder.fadd(emit.builder.load(at, align=1), lanes)
+    emit.builder.store(total, at, align=1)
+
+
+@instruction(lambda lanes: Lanes(lanes.real, EIGHT)(lanes))
+def first_eight(emit: Emitter, lanes: Any) -> Any:
+    """The first eight lanes."""
+    return shuffled(emit.builder, lanes, lanes, range(EIGHT))
+
+
+@instruction(lambda lanes: Lanes(types.float64, lanes.count)(lanes))
 def double_lanes(emit: Emitter, lanes: Any) -> Any:
     """The same numbers as float64."""
     return narrow(emit.builder, lanes, types.float64)
 
 
-@instruction(lambda lanes: Lanes(types.float32)(lanes))
-def single_lanes(emit: Emitter, lanes: Any) -> Any:
-    """The same numbers, rounded to float32."""
-    return narrow(emit.builder, lanes, types.float32)
+@instruction(lambda pointer, lanes: Lanes(real_type(pointer))(pointer, lanes))
+def real_lanes(emit: Emitter, pointer: Any, lanes: Any) -> Any:
+    """Numbers in float64, rounded to the arithmetic's type for a tensor."""
+    return narrow(emit.builder, lanes, real_type(emit.types[0]))
 
 
 def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -360,13 +381,6 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
     return builder.fpext(vectors[0], vector_type(F64, EIGHT))
 
 
-@instruction(lambda lanes: lanes(lanes))
-def numbers_of(emit: Emitter, lanes: Any) -> Any:
-    """The same numbers, with 0 in the place of NaN."""
-    is_number = emit.builder.fcmp_ordered("ord", lanes, lanes)
-    return emit.builder.select(is_number, lanes, ir.Constant(lanes.type, None))
-
-
 @instruction(lambda a, b, c: a(a, b, c))
 def fused(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, rounded once."""
@@ -402,6 +416,8 @@ _operator(operator.mul, "fmul")
 @instruction(lambda pointer, lanes: lanes(pointer, lanes))
 def as_loaded(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """Reorder consecutive numbers as ``load_lanes`` orders a tensor's elements."""
+    if emit.types[0].dtype != bfloat16:
+        return lanes
     return shuffled(emit.builder, lanes, lanes, places_of(emit.types[0].dtype))
 
 

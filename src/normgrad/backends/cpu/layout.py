@@ -14,8 +14,11 @@ from .policy import Policy
 SPAN = 2048
 #: The least rows of columns in a part, and the rows whose coefficients layer norm's walk keeps.
 ROWS = 16
-#: The channels of a tile (see walk.py). A task has whole tiles, so that none shares cache lines.
-TILE_CHANNELS = 64
+#: The sides of a tile that tensors are copied to; each fills some cache lines. A tile has 64 KiB in
+#: float64. A task has whole tiles, so that none shares cache lines.
+TILE_POSITIONS, TILE_CHANNELS = 128, 64
+#: The terms of a level of float64's sums in the workspace (see sums.py).
+RADIX = 4
 #: The lines that the L1 cache holds of one offset in their pages, and the bytes of a page. If more
 #: rows lie whole pages apart, they evict one another.
 WAYS, PAGE = 8, 1 << 12
@@ -243,7 +246,7 @@ def _in_rows(layout: Layout) -> Layout:
         sets = Axis(sets.size // together, tuple([together * step for step in sets.strides]))
         channel = Axis(together * channel.size, channel.strides)
     run, last_run, rows = inner.size, inner.size, _NO_AXIS
-    longest = max(policy.part, 2 * LANES)
+    longest = max(4 * policy.part // problem.arithmetic.itemsize, 2 * LANES)
     if inner.size > longest:
         run = round_up(ceil_div(inner.size, ceil_div(inner.size, longest)), 2 * LANES)
         count = ceil_div(inner.size, run)

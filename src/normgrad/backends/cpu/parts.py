@@ -12,11 +12,14 @@ from .conversions import F32, F64, I32, I64, HalfStorage, size_of, value_type
 from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import not_inlined
 from .lanes import (
+    EIGHT,
     HALF,
     LANES,
     Lanes,
     constants,
+    first_eight,
     llvm_function,
+    load_eight,
     load_lanes,
     packed,
     places_of,
@@ -158,8 +161,17 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
     masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
 
 
-# Parts of a row: ``part`` is None for all lanes, or else the number of elements. A kernel is
-# compiled for one of the two, so one function serves both and has no test at run time.
+# Parts of a row: ``part`` is None for all lanes, or the number of elements, or a boolean for eight
+# lanes of float64, whose sums registers hold. A kernel is compiled for one of the three, so one
+# function serves all and has no test at run time.
+
+
+@by_types
+def fit(lanes, part):
+    """As many equal lanes as a part has."""
+    if isinstance(part, types.Boolean):
+        return lambda lanes, part: first_eight(lanes)
+    return lambda lanes, part: lanes
 
 
 @by_types
@@ -167,6 +179,8 @@ def load_part(pointer, index, part):
     """``load_lanes`` or ``load_some``."""
     if isinstance(part, types.Integer):
         return lambda pointer, index, part: load_some(pointer, index, part)
+    if isinstance(part, types.Boolean):
+        return lambda pointer, index, part: load_eight(pointer, index)
     return lambda pointer, index, part: load_lanes(pointer, index)
 
 
@@ -217,3 +231,20 @@ def over_row(part_of_row, arguments, width):
         part_of_row(arguments, c, None)
     if whole < width:
         part_of_row(arguments, whole, width - whole)
+
+
+@by_types
+def over_sums(part_of_row, arguments, width, tensor):
+    """As ``over_row``, where a part's sums are in registers: of float64 by eight lanes."""
+    if tensor.dtype != types.float64:
+        return lambda part_of_row, arguments, width, tensor: over_row(part_of_row, arguments, width)
+
+    def by_eights(part_of_row, arguments, width, tensor):
+        not_inlined()
+        whole = width // EIGHT * EIGHT
+        for c in range(0, whole, EIGHT):
+            part_of_row(arguments, c, True)
+        if whole < width:
+            part_of_row(arguments, whole, width - whole)
+
+    return by_eights

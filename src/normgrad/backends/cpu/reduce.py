@@ -11,20 +11,11 @@ down the rows, in a lane of its own; then the elements of each channel are added
 
 from __future__ import annotations
 
+from numba import types
+
 from ...memory import LINE
 from . import block as B
-from .accumulate import (
-    BATCH,
-    add_batch,
-    add_chains,
-    add_to_total,
-    fold,
-    gather_sums,
-    put_chains,
-    put_in_batch,
-    start_sums,
-    start_total,
-)
+from .accumulate import BATCH, add_batch, add_chains, fold, gather_sums, put_in_batch, start_sums
 from .elements import (
     add_terms,
     advance,
@@ -33,7 +24,7 @@ from .elements import (
     prefetch_bytes_ahead,
     prefetch_inputs,
 )
-from .helpers import as_argument, helper
+from .helpers import as_argument, by_types, helper
 from .intrinsics import (
     address_of,
     as_int64,
@@ -55,9 +46,13 @@ from .intrinsics import (
 )
 from .lanes import (
     EIGHT,
+    HALF,
     LANES,
     as_loaded,
     double_lanes,
+    first_eight,
+    halves_added,
+    load_eight,
     load_lanes,
     put_lanes,
     splat,
@@ -65,7 +60,7 @@ from .lanes import (
     zero_lanes,
 )
 from .layout import FETCHED, PAGE, SHORT, SPAN
-from .parts import over_row
+from .parts import load_some, merge_some, over_row
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -98,12 +93,8 @@ def block_of(job):
 
 @helper
 def sums_of(job):
-    """The arrays of the channels' two sums, each with the array of their errors."""
-    at = shift(job, B.J_SUMS)
-    return (
-        (doubles_at(get(at, 0)), doubles_at(get(at, 1))),
-        (doubles_at(get(at, 2)), doubles_at(get(at, 3))),
-    )
+    """The arrays of the channels' two sums."""
+    return doubles_at(get(job, B.J_SUMS)), doubles_at(get(job, B.J_SUMS + 1))
 
 
 @helper
@@ -125,7 +116,7 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
     """The totals of the two sums of some rows."""
     inlined()
     zero = zero_lanes(tensors[0], tensors[1])
-    totals = start_total(zero), start_total(zero)
+    totals = halves_added(zero), halves_added(zero)
     a, b = (zero, zero), (zero, zero)
     # By how many additions a block, or a short row, extends a chain; and the chain's length.
     longer = -(-smaller(count, BLOCK) // (2 * LANES))
@@ -169,31 +160,68 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
 def exact_totals(operation, tensors, steps, rows, count, mean, terms):
     """The totals of the two sums of rows of fewer elements than lanes, with terms in float64."""
     zero = zero_lanes(tensors[0], tensors[1])
-    first, second = start_total(zero), start_total(zero)
+    first, second = halves_added(zero), halves_added(zero)
     for r in range(rows):
         here = advance(tensors, steps, r)
         d, value = exact_terms(operation, here, 0, splat(mean), terms, count)
-        first, second = add_to_total(first, d), add_to_total(second, value)
+        first, second = first + halves_added(d), second + halves_added(value)
     return first, second
 
 
 @helper
+def put_eights(batch, i, a, b):
+    """Put two chains of eight lanes into a batch."""
+    put_lanes(batch, i * HALF, a)
+    put_lanes(batch, i * HALF + EIGHT, b)
+
+
+@by_types
 def put_short_row(operation, tensors, run, terms, batch, i):
     """Sum a short row in the arithmetic's type alone, and put its lanes into a batch.
 
-    One chain comes after the other: registers may not hold the sums of two.
+    One chain comes after the other: registers may not hold the sums of two. Of float64 they hold
+    two of eight lanes; there x − mean is summed too, since the mean may be near the row's own.
     """
-    inlined()
-    zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
-    a, b = (zero, zero), (zero, zero)
-    for k in range(0, whole, 2 * LANES):
-        a = add_terms(operation, tensors, k, terms, a, None, False)
-    for k in range(LANES, whole, 2 * LANES):
-        b = add_terms(operation, tensors, k, terms, b, None, False)
-    if whole < run:
-        b = add_terms(operation, tensors, whole, terms, b, run - whole, False)
-    put_chains(batch[0], i, a[0] + b[0])
-    put_chains(batch[1], i, a[1] + b[1])
+
+    def in_lanes(operation, tensors, run, terms, batch, i):
+        inlined()
+        zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
+        a, b = (zero, zero), (zero, zero)
+        for k in range(0, whole, 2 * LANES):
+            a = add_terms(operation, tensors, k, terms, a, None, False)
+        for k in range(LANES, whole, 2 * LANES):
+            b = add_terms(operation, tensors, k, terms, b, None, False)
+        if whole < run:
+            b = add_terms(operation, tensors, whole, terms, b, run - whole, False)
+        put_lanes(batch[0], i * LANES, a[0] + b[0])
+        put_lanes(batch[1], i * LANES, a[1] + b[1])
+
+    def by_eights(operation, tensors, run, terms, batch, i):
+        inlined()
+        zero = zero_lanes(tensors[0], tensors[1])
+        eight = first_eight(terms[0]), first_eight(terms[1]), terms[2]
+        whole, rest, none = run // HALF * HALF, run // EIGHT * EIGHT, first_eight(zero)
+        a, b, x, mean = (none, none), (none, none), tensors[1], eight[0]
+        first, second = none, none
+        for k in range(0, whole, HALF):
+            a = add_terms(operation, tensors, k, eight, a, True, False)
+            b = add_terms(operation, tensors, k + EIGHT, eight, b, True, False)
+            first = first + (load_eight(x, k) - mean)
+            second = second + (load_eight(x, k + EIGHT) - mean)
+        if whole < rest:
+            a = add_terms(operation, tensors, whole, eight, a, True, False)
+            first = first + (load_eight(x, whole) - mean)
+        if rest < run:
+            n = run - rest
+            c = add_terms(operation, tensors, rest, terms, (zero, zero), n, False)
+            d = merge_some(x, load_some(x, rest, n) - terms[0], zero, n)
+            b = b[0] + halves_added(halves_added(c[0])), b[1] + halves_added(halves_added(c[1]))
+            second = second + halves_added(halves_added(d))
+        put_eights(batch[0], i, a[0], b[0])
+        put_eights(batch[1], i, a[1], b[1])
+        put_eights(batch[2], i, first, second)
+
+    return by_eights if tensors[0].dtype == types.float64 else in_lanes
 
 
 @helper
@@ -205,12 +233,14 @@ def reduce_rows(operation, dy, x, dx, job):
     """
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD)
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
-    weight, zero = reals_at(get(job, B.J_WEIGHT), dy, x), zero_lanes(dy, x)
+    weight = reals_at(get(job, B.J_WEIGHT), dy, x)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(block_of(job), B.PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
     batch = double_buffer(BATCH), double_buffer(BATCH)
-    of_short_rows = real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
+    of_short_rows = (
+        real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
+    )  # fmt: skip
     is_exact = rows * run < LANES
     is_short = rows == 1 and LANES <= run <= SHORT
     group, left = first // per_group, per_group - first % per_group
@@ -233,9 +263,9 @@ def reduce_rows(operation, dy, x, dx, job):
                 put_in_batch(batch, i, totals)
             group, left = next_group(group, left, per_group)
         if is_short:
-            add_batch(zero, of_short_rows, n, sums, first + start, 1)
+            add_batch(of_short_rows, n, sums, first + start, 1)
         else:
-            add_batch(zero, batch, n, sums, first + start, 1)
+            add_batch(batch, n, sums, first + start, 1)
 
 
 @as_argument
@@ -259,8 +289,8 @@ def add_rows(arguments, c, part):
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
     dy, products = load_lanes(first, 0) + rows_sums[0], load_lanes(second, 0) + rows_sums[1]
     if is_full:
-        fold(zero, sums[0], c, dy)
-        fold(zero, sums[1], c, products)
+        fold(sums[0], c, dy)
+        fold(sums[1], c, products)
         dy, products = zero, zero
     put_lanes(first, 0, dy)
     put_lanes(second, 0, products)
@@ -270,11 +300,10 @@ def add_rows(arguments, c, part):
 def add_exact_row(arguments, c, part):
     """Add a row's terms, in float64, to the sums of a part of its elements."""
     operation, tensors, terms, sums = arguments
-    zero = zero_lanes(tensors[0], tensors[1])
     here = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
     d, value = exact_terms(operation, tensors, c, double_lanes(here[0]), here, part)
-    fold(zero, sums[0], c, d)
-    fold(zero, sums[1], c, value)
+    fold(sums[0], c, d)
+    fold(sums[1], c, value)
 
 
 @helper
@@ -349,15 +378,14 @@ def reduce_columns(operation, dy, x, dx, job):
     count, steps = get(job, B.J_ROWS), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
     terms = real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)
-    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
-    zero = zero_lanes(dy, x)
+    columns = pairs_buffer(BUFFER)
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), dy, terms[0])
     if coefficient_count(operation) > 0:
         fill_row(job, B.J_GAIN, as_int64(1), dy, terms[1])
     width = channels * run * repeat
     ahead = get(job, B.J_AHEAD) != 0
     streaming = streams_lines(job, dx, width, apart[2])
-    start_sums(columns, width, zero)
+    start_sums(columns, width)
     rows = count // repeat if count >= FEW_ROWS * repeat else 0
     if rows > 0:
         add_quarters(operation, (dy, x, dx), apart, rows, terms, columns, width, ahead, streaming)
@@ -365,4 +393,4 @@ def reduce_columns(operation, dy, x, dx, job):
         # One row, or the rest of one.
         here, m = advance((dy, x, dx), steps, i), smaller(repeat, count - i)
         over_row(add_exact_row, (operation, here, terms, columns), channels * run * m)
-    gather_sums(columns, first, channels, run, repeat, dy, zero, sums_of(job))
+    gather_sums(columns, first, channels, run, repeat, dy, sums_of(job))

@@ -32,6 +32,7 @@ from .intrinsics import (
     doubles_at,
     get,
     inlined,
+    is_double,
     larger,
     not_inlined,
     pairs_buffer,
@@ -48,7 +49,7 @@ from .lanes import (
     load_lanes,
     prefetch_lanes,
     put_lanes,
-    single_lanes,
+    real_lanes,
     splat,
     splat_like,
     sum_of_lanes,
@@ -67,7 +68,7 @@ from .reduce import (
     totals_of_rows,
 )
 from .steps import EXACT
-from .sums import add, is_compensated
+from .sums import add
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -77,6 +78,9 @@ SHORT_HALF = 1 << 7
 #: The longest chain of moments in float64, in elements, by whether the data are float64: a lane
 #: then has 16 additions. The roundings of float32 data's chains are far below float32's.
 SINGLE_CHAIN, DOUBLE_CHAIN = 32 * BLOCK, BLOCK
+#: The most elements of float64 data in a group's channels that are taken as one row, whose chains
+#: are added one after the other.
+DOUBLE_ROW = 8 * DOUBLE_CHAIN
 #: Exact moments of columns take a row of each eighth of a piece at a time, as the sums of two
 #: tensors take a row of each quarter (see :data:`.reduce.QUARTERS`).
 EIGHTHS = 8
@@ -116,10 +120,10 @@ def moments_about_pilots(operation, x, job, c, count, per):
     deviation, moments are taken once more, about the mean.
     """
     not_inlined()
-    zero, batch = zero_lanes(x, x), (double_buffer(BATCH), double_buffer(BATCH))
+    batch = double_buffer(BATCH), double_buffer(BATCH)
     means, pilots = double_buffer(EIGHT), double_buffer(EIGHT)
     totals, squares = double_buffer(EIGHT), double_buffer(EIGHT)
-    moments, sums = ((totals, totals), (squares, squares)), sums_of(job)
+    moments, sums = (totals, squares), sums_of(job)
     apart, run = per * get(job, B.J_CHANNEL_STEPS + 1), per * get(job, B.J_RUN)
     before, elements = per * get(job, B.J_BEFORE), get(job, B.J_ROWS) * run
     n = double(elements)
@@ -127,7 +131,7 @@ def moments_about_pilots(operation, x, job, c, count, per):
     means_of_channels(job, c, count, per, means)
     for i in range(count):
         if before >= elements:
-            total = get(sums[0][0], c + i * per)
+            total = get(sums[0], c + i * per)
             pilot = nearest_element(x, get(means, i) + total / before)
         else:
             # The first lanes' sum is in float64: two large elements' would be infinite in float32.
@@ -138,7 +142,7 @@ def moments_about_pilots(operation, x, job, c, count, per):
         put(squares, i, 0.0)
     for i in range(count):
         put_about_pilot(operation, shift(x, i * apart), job, per, get(pilots, i), batch, i)
-    add_batch(zero, batch, count, moments, 0, 1)
+    add_batch(batch, count, moments, 0, 1)
     for i in range(count):
         channel, pilot, total = c + i * per, get(pilots, i), get(totals, i)
         mean = nearest_element(x, pilot + total * one)
@@ -149,11 +153,11 @@ def moments_about_pilots(operation, x, job, c, count, per):
             put(totals, i, 0.0)
             put(squares, i, 0.0)
             put_about_pilot(operation, shift(x, i * apart), job, per, pilot, batch, 0)
-            add_batch(zero, batch, 1, moments, i, 1)
+            add_batch(batch, 1, moments, i, 1)
         away = pilot - get(means, i)
         total, square = move_moments(get(totals, i), get(squares, i), n, away)
-        add(zero, sums[0], channel, total)
-        add(zero, sums[1], channel, square)
+        add(sums[0], channel, total)
+        add(sums[1], channel, square)
 
 
 @helper
@@ -163,7 +167,7 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
     This is a function of its own, since a chain's sums in float64 lanes fill the registers.
     """
     not_inlined()
-    zero, batch = zero_lanes(x, x), (double_buffer(BATCH), double_buffer(BATCH))
+    batch = double_buffer(BATCH), double_buffer(BATCH)
     whole = width // LANES * LANES
     for i in range(count):
         about, moments = split_lanes(splat(get(means, i))), start_moments()
@@ -178,10 +182,9 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
                     moments = add_part(row, k, about, moments, None)
             if whole < width:
                 moments = add_end(row, whole, about, moments, width - whole)
-        put_moments(zero, batch, i, moments, sums, c + i * per)
+        put_moments(batch, i, moments)
         x = shift(x, apart)
-    if not is_compensated(zero):
-        add_batch(zero, batch, count, sums, c, per)
+    add_batch(batch, count, sums, c, per)
 
 
 @helper
@@ -190,7 +193,7 @@ def exact_moments(x, job, c, count, per):
     means, sums, ahead = double_buffer(EIGHT), sums_of(job), get(job, B.J_AHEAD)
     step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
     rows, run = get(job, B.J_ROWS), per * get(job, B.J_RUN)
-    chain = DOUBLE_CHAIN if is_compensated(zero_lanes(x, x)) else SINGLE_CHAIN
+    chain = DOUBLE_CHAIN if is_double(x) else SINGLE_CHAIN
     # The end of a row takes an addition too.
     height = larger(1, chain // (-(-run // LANES) * LANES))
     means_of_channels(job, c, count, per, means)
@@ -238,7 +241,8 @@ def moments_of_channels(operation, x, job, c, end):
     inlined()
     apart, group = get(job, B.J_CHANNEL_STEPS + 1), get(block_of(job), B.PER_GROUP)
     adjacent = get(job, B.J_ROWS) == 1 and apart == get(job, B.J_RUN)
-    per = group if adjacent and c % group == 0 and end % group == 0 else 1
+    whole = adjacent and c % group == 0 and end % group == 0
+    per = group if whole and (group * apart <= DOUBLE_ROW or not is_double(x)) else 1
     for first in range(c, end, EIGHT * per):
         count = smaller(EIGHT, (end - first) // per)
         moments_of_eight(operation, shift(x, (first - c) * apart), job, first, count, per)
@@ -261,13 +265,13 @@ def find_pilots(arguments, c, part):
     mean, one = zero_lanes(x, x), splat_like(x, x, 1.0 / rows)
     for r in range(rows):
         mean = fused(load_part(x, r * step + c, part), one, mean)
-    put_lanes(pilots, c, single_lanes(nearest_element(x, double_lanes(mean))))
+    put_lanes(pilots, c, real_lanes(x, nearest_element(x, double_lanes(mean))))
 
 
 @helper
 def move_columns(sums, c, n, away):
     """Move the moments of n rows about a pilot to one that is smaller by ``away``."""
-    totals, squares = sums[0][0], sums[1][0]
+    totals, squares = sums
     total, square = move_moments(load_lanes(totals, c), load_lanes(squares, c), n, away)
     put_lanes(totals, c, total)
     put_lanes(squares, c, square)
@@ -279,8 +283,8 @@ def renew_pilots(x, sums, pilots, rows, width):
     n, one = splat(double(rows)), splat(1.0 / rows)
     for c in range(0, width, LANES):
         old = double_lanes(load_lanes(pilots, c))
-        new = nearest_element(x, old + load_lanes(sums[0][0], c) * one)
-        put_lanes(pilots, c, single_lanes(new))
+        new = nearest_element(x, old + load_lanes(sums[0], c) * one)
+        put_lanes(pilots, c, real_lanes(x, new))
         move_columns(sums, c, n, old - new)
 
 
@@ -312,12 +316,11 @@ def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
 def add_exact_rows(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
     x, step, rows, means, sums = arguments
-    zero = zero_lanes(x, x)
     moments, about = start_moments(), split_lanes(double_lanes(load_lanes(means, c)))
     for r in range(rows):
         moments = add_part(x, r * step + c, about, moments, part)
-    fold(zero, sums[0], c, join_pieces(moments[0]))
-    fold(zero, sums[1], c, join_pieces(moments[1]))
+    fold(sums[0], c, join_pieces(moments[0]))
+    fold(sums[1], c, join_pieces(moments[1]))
 
 
 @helper
@@ -351,14 +354,13 @@ def moments_of_columns(operation, dy, x, dx, job):
     first, channels, run, repeat = shape_of(job)
     count, step = get(job, B.J_ROWS), get(job, B.J_ROW_STEPS + 1)
     means = real_buffer(BUFFER, dy, x)
-    columns = pairs_buffer(BUFFER), pairs_buffer(BUFFER)
-    zero = zero_lanes(x, x)
+    columns = pairs_buffer(BUFFER)
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), x, means)
     width = channels * run * repeat
-    start_sums(columns, width, zero)
+    start_sums(columns, width)
     rows, ahead = count // repeat, get(job, B.J_AHEAD) != 0
     add_moments(operation, x, repeat * step, rows, means, columns, width, ahead)
     if rows * repeat < count:  # the rest of a row
         here, m = shift(x, rows * repeat * step), count - rows * repeat
         add_exactly(here, step, as_int64(1), means, columns, channels * run * m)
-    gather_sums(columns, first, channels, run, repeat, x, zero, sums_of(job))
+    gather_sums(columns, first, channels, run, repeat, x, sums_of(job))

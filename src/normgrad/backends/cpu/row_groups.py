@@ -1,6 +1,6 @@
 """Rows that are statistics groups: their coefficients, a part of one, and kernels for short rows.
 
-Coefficients are float64, rounded to float32 at the end, for which float64 is exact enough.
+Coefficients are float64, rounded to the arithmetic's type at the end.
 
 Of rows that have fewer elements than a vector has lanes, some at a time are transposed into tiles,
 in which each row is a lane. So no row's sum waits for its own elements, and coefficients are loaded
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
-import numpy as np
 from numba import types
 
 from . import block as B
-from .accumulate import add_columns, fold, nearest_element, start_sums
-from .coefficients import NORMAL_SINGLES, holds, keep_precision, shifted
+from .accumulate import BATCH, add_columns, fold, nearest_element, start_sums
+from .coefficients import holds, keep_precision, normal_numbers, shifted
 from .elements import advance, linear_form, prefetch_bytes_ahead
 from .helpers import by_types, helper
 from .intrinsics import (
@@ -25,19 +24,36 @@ from .intrinsics import (
     double_buffer,
     doubles_at,
     get,
+    is_double,
     load,
     not_inlined,
+    pairs_buffer,
     put,
     real_buffer,
     reals_at,
     shift,
     smaller,
 )
-from .lanes import LANES, double_lanes, load_lanes, put_lanes, single_lanes, splat, zero_lanes
+from .lanes import (
+    EIGHT,
+    HALF,
+    LANES,
+    double_lanes,
+    halves_added,
+    load_eight,
+    load_lanes,
+    put_lanes,
+    real_lanes,
+    splat,
+    splat_eight,
+    sums_of_eight,
+    zero_lanes,
+)
+from .layout import SHORT
 from .moves import transpose
-from .parts import load_part, store_part
+from .parts import fit, load_part, load_some, merge_some, store_part
 from .reduce import block_of, sums_of, three
-from .vectors import canonical
+from .vectors import as_arithmetic, canonical
 from .write import parameters_along
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -83,7 +99,7 @@ def compute_coefficients(job, row, rows, sums, coefficients):
     block = block_of(job)
     m, centred = bits_to_double(get(block, B.DIVISOR)), get(block, B.CENTRED) != 0
     weights = doubles_at(get(block, B.WORKSPACE) + get(block, B.W_COUNT))
-    normal = NORMAL_SINGLES
+    normal = normal_numbers(block)
     least, most, one = get(weights, 1), get(weights, 2), 1.0 / m
     for r in range(rows):
         invstd, total, rest = get(invstds, r), get(sums[0], r), get(rests, r)
@@ -112,17 +128,20 @@ def round_statistics(job, row, rows, coefficients):
 
 
 @helper
-def row_coefficients(coefficients, r):
+def row_coefficients(coefficients, r, part):
     """A row's coefficients in lanes: gain, shift, mean, slope, scale, 1/std and rest.
 
     The rest is what to add to (x − mean)/std, since the mean is rounded.
     """
     return (
-        splat(get(coefficients, GAIN + r)), splat(get(coefficients, SHIFT + r)),
-        splat(get(coefficients, MEAN + r)), splat(get(coefficients, SLOPE + r)),
-        splat(get(coefficients, SCALE + r)), splat(get(coefficients, INVSTD + r)),
-        splat(get(coefficients, REST + r)),
-    )  # fmt: skip
+        fit(splat(get(coefficients, GAIN + r)), part),
+        fit(splat(get(coefficients, SHIFT + r)), part),
+        fit(splat(get(coefficients, MEAN + r)), part),
+        fit(splat(get(coefficients, SLOPE + r)), part),
+        fit(splat(get(coefficients, SCALE + r)), part),
+        fit(splat(get(coefficients, INVSTD + r)), part),
+        fit(splat(get(coefficients, REST + r)), part),
+    )
 
 
 @helper
@@ -155,12 +174,69 @@ def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, str
 
 
 @helper
-def choose_pilots(job, x, step, first, rows):
-    """Choose what some rows' moments are about: their first elements (see prepare)."""
-    pilots, centred = doubles_at(get(job, B.J_MEAN)), get(block_of(job), B.CENTRED) != 0
+def choose_pilots(job, x, step, run, first, rows):
+    """Choose what the moments of up to eight rows are about: their first elements (see prepare).
+
+    Moments of float64 data are about the mean, since others have not the precision to spare.
+    """
+    pilots = shift(doubles_at(get(job, B.J_MEAN)), first)
+    if get(block_of(job), B.CENTRED) == 0:
+        for r in range(rows):
+            put(pilots, r, 0.0)
+        return
     for r in range(rows):
-        value = load(x, r * step) if centred else 0.0
-        put(pilots, first + r, value if isfinite(value) else 0.0)
+        value = load(x, r * step)
+        put(pilots, r, value if isfinite(value) else 0.0)
+    if is_double(x):
+        changes, one = double_buffer(LANES), 1.0 / run
+        sum_deviations(x, step, run, pilots, rows, changes)
+        for r in range(rows):
+            value = get(pilots, r) + get(changes, r) * one
+            put(pilots, r, value if isfinite(value) else 0.0)
+
+
+@by_types
+def sum_deviations(x, step, run, pilots, rows, totals):
+    """Add up what up to eight rows of float64 exceed their pilots by, in chains of 16 additions."""
+
+    def of_doubles(x, step, run, pilots, rows, totals):
+        not_inlined()
+        batch, none = double_buffer(BATCH), splat_eight(0.0)
+        whole = run // HALF * HALF
+        for r in range(rows):
+            about, row = splat_eight(get(pilots, r)), shift(x, r * step)
+            first, second = none, none
+            for start in range(0, whole, SHORT):
+                a, b = none, none
+                for k in range(start, smaller(whole, start + SHORT), HALF):
+                    a = a + (load_eight(row, k) - about)
+                    b = b + (load_eight(row, k + EIGHT) - about)
+                first, second = first + a, second + b
+            if whole + EIGHT <= run:
+                first = first + (load_eight(row, whole) - about)
+            rest = run // EIGHT * EIGHT
+            if rest < run:
+                d = load_some(row, rest, run - rest) - splat(get(pilots, r))
+                d = merge_some(row, d, splat(0.0), run - rest)
+                second = second + halves_added(halves_added(d))
+            put_lanes(batch, r * HALF, first)
+            put_lanes(batch, r * HALF + EIGHT, second)
+        put_lanes(totals, 0, sums_of_eight(batch))
+
+    if x.dtype == types.float64:
+        return of_doubles
+    return lambda x, step, run, pilots, rows, totals: None
+
+
+@helper
+def keep_rests(job, first, rows, changes):
+    """Keep what rows' means exceed those by that sums were about, if these were found here."""
+    if get(block_of(job), B.MISSING_MEAN) != 0:
+        _, rests, _ = statistics_from(job, first)
+        one = 1.0 / bits_to_double(get(block_of(job), B.DIVISOR))
+        for r in range(rows):
+            value = get(changes, r) * one
+            put(rests, r, value if isfinite(value) else 0.0)
 
 
 @helper
@@ -172,14 +248,14 @@ def compute_statistics(job, first, rows, means, invstds, rests):
     block = block_of(job)
     one, eps = 1.0 / bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
     pilots, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
-    totals, squares = shift(sums[0][0], first), shift(sums[1][0], first)
+    totals, squares = shift(sums[0], first), shift(sums[1], first)
     centred = get(block, B.CENTRED) != 0
     for r in range(rows):
         change = get(totals, r) * one if centred else 0.0
         variance = get(squares, r) * one - change * change
         mean = canonical(get(pilots, r) + change)
         invstd = canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps))
-        rest = change - (double(np.float32(mean)) - get(pilots, r))
+        rest = change - (as_arithmetic(block, mean) - get(pilots, r))
         put(means, r, mean)
         put(invstds, r, invstd)
         put(rests, r, shifted(0.0, invstd, rest if isfinite(rest) else 0.0))
@@ -207,22 +283,54 @@ def sum_tile(tiles, run, mean, weights, sums):
 
 
 @helper
+def sum_of_tile(tile, run, pilot):
+    """The sum of what each row's elements in a tile exceed the pilot by."""
+    total = splat(0.0)
+    for j in range(run):
+        total = total + (double_lanes(load_lanes(tile, j * LANES)) - pilot)
+    return total
+
+
+@helper
+def pilot_of_tile(tile, run):
+    """The first elements of a tile's rows; or their means, of float64 data (see choose_pilots)."""
+    pilot = nearest_element(tile, double_lanes(load_lanes(tile, 0)))
+    if is_double(tile):
+        pilot = nearest_element(tile, pilot + sum_of_tile(tile, run, pilot) * splat(1.0 / run))
+    return pilot
+
+
+@helper
+def find_means_of_tile(job, tile, run, first, rows):
+    """Find the means of a tile's rows of float64 data, and their rounding errors."""
+    pilots, changes = double_buffer(LANES), double_buffer(LANES)
+    pilot = pilot_of_tile(tile, run)
+    put_lanes(pilots, 0, pilot)
+    put_lanes(changes, 0, sum_of_tile(tile, run, pilot))
+    means = statistics_from(job, first)[0]
+    for r in range(rows):
+        put(means, r, get(pilots, r))
+    keep_rests(job, first, rows, changes)
+
+
+@helper
 def gradients_in_tiles(operation, dy, x, dx, job):
     """The gradients of rows that are shorter than the lanes."""
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights, first = reals_at(get(job, B.J_WEIGHT), dy, x), get(job, B.J_CHANNEL)
     writes = get(job, B.J_WRITES) != 0
+    finds_means = get(block_of(job), B.MISSING_MEAN) != 0
     prefetches = get(job, B.J_AHEAD) != 0 and steps[0] == run and steps[1] == run
     tiles = real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)
     chain, zero = (real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)), zero_lanes(dy, x)
-    columns = (double_buffer(TILE), double_buffer(1)), (double_buffer(TILE), double_buffer(1))
+    columns = pairs_buffer(TILE)
     coefficients = real_buffer(COEFFICIENTS, dy, x)
     sums = double_buffer(LANES), double_buffer(LANES)
     for at in range(0, run * LANES, LANES):
         put_lanes(chain[0], at, zero)
         put_lanes(chain[1], at, zero)
-    start_sums(columns, run * LANES, zero)
+    start_sums(columns, run * LANES)
     for start in range(0, count, LANES):
         rows, here = smaller(LANES, count - start), advance((dy, x, dx), steps, start)
         if prefetches:
@@ -233,6 +341,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
         if rows < LANES:
             for field in range(0, COEFFICIENTS, LANES):
                 put_lanes(coefficients, field, zero)
+        if is_double(x) and finds_means:
+            find_means_of_tile(job, tiles[1], run, first + start, rows)
         round_statistics(job, first + start, rows, coefficients)
         if writes:
             sum_tile(tiles, run, double_lanes(load_lanes(coefficients, MEAN)), weights, sums)
@@ -252,8 +362,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
                 operation, tensors, at, weight, of_rows, lanes, None, writes, False
             )
             if is_full:
-                fold(zero, columns[0], at, a)
-                fold(zero, columns[1], at, b)
+                fold(columns[0], at, a)
+                fold(columns[1], at, b)
                 a, b = zero, zero
             put_lanes(chain[0], at, a)
             put_lanes(chain[1], at, b)
@@ -261,8 +371,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
             transpose(tiles[0], LANES, here[2], steps[2], rows, run)
     if get(job, B.J_ADDS) != 0:
         totals, at = sums_of(job), get(job, B.J_FIRST)
-        add_columns(zero, columns[0][0], run, LANES, 1, totals[0], at)
-        add_columns(zero, columns[1][0], run, LANES, 1, totals[1], at)
+        add_columns(columns[0], run, LANES, 1, totals[0], at)
+        add_columns(columns[1], run, LANES, 1, totals[1], at)
 
 
 @helper
@@ -283,7 +393,7 @@ def forward_in_tiles(operation, dy, x, dx, job):
         c, rows = first + start, smaller(LANES, count - start)
         tensors = advance((dy, x, dx), steps, start)
         load_tile(tensors[1], steps[1], run, rows, tile)
-        pilot = nearest_element(tile, double_lanes(load_lanes(tile, 0))) if centred else none
+        pilot = pilot_of_tile(tile, run) if centred else none
         total, square = none, none
         for j in range(run):
             d = double_lanes(load_lanes(tile, j * LANES)) - pilot
@@ -293,11 +403,11 @@ def forward_in_tiles(operation, dy, x, dx, job):
         put_lanes(squares, 0, square)
         for r in range(rows):
             put(pilots, c + r, get(about, r))
-            put(sums[0][0], c + r, get(totals, r))
-            put(sums[1][0], c + r, get(squares, r))
+            put(sums[0], c + r, get(totals, r))
+            put(sums[1], c + r, get(squares, r))
         compute_statistics(job, c, rows, means, invstds, rests)
-        gain, mean = single_lanes(load_lanes(invstds, 0)), single_lanes(load_lanes(means, 0))
-        rest = single_lanes(load_lanes(rests, 0))
+        gain, mean = real_lanes(x, load_lanes(invstds, 0)), real_lanes(x, load_lanes(means, 0))
+        rest = real_lanes(x, load_lanes(rests, 0))
         for j in range(run):
             at, weight, bias = j * LANES, splat(get(along[0], j)), splat(get(along[1], j))
             coefficients = gain, bias, mean, rest, weight

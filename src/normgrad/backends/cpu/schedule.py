@@ -17,7 +17,7 @@ from ...memory import LINE
 from ...problem import STATISTICS, Problem
 from ...symbolic import bits_of_real
 from . import block as B
-from .cuts import Cut, cost_of, cut_of, keeps_chains
+from .cuts import Cut, calls_of_part, cost_of, cut_of, keeps_chains, levels_of
 from .layout import Layout, keeps_copy, layout_of, read_bytes
 from .policy import policy_of
 from .steps import Step, steps_of
@@ -239,25 +239,39 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
     count = cut.tasks * own or banks * channels
     groups = round_up(count // problem.per_group * double, ALIGNMENT)
     numbers = round_up(count * double, ALIGNMENT)
-    sums = round_up(cut.parts * count * double, ALIGNMENT)
+    levels = levels_of(problem, calls_of_part(layout, cut))
+    sums = round_up(cut.parts * levels * count * double, ALIGNMENT)
+    turns = bank_sets * layout.together
+    if layout.along:
+        turns = ceil_div(cut.channel_block, cut.at_once)
+        turns *= cut.sets_per_task if problem.by_row else 1
+    slot_levels = levels_of(problem, turns)
     has_gradients = problem.wants_parameters and not problem.forward
+    chains = round_up(slots * parameters * double, ALIGNMENT) if keeps_chains(layout) else 0
+    slots *= slot_levels
     gradients = round_up(slots * parameters * double, ALIGNMENT) if has_gradients else 0
     if own and any(step.after & B.DO_OUTPUTS for step in schedule.steps):
         gradients = numbers
-    # In float32 arithmetic they have no errors; the chains that add to them may be in their place.
-    errors = gradients if problem.arithmetic is dtypes.float64 or keeps_chains(layout) else 0
+    chains = chains if gradients else 0
     along = round_up(parameters * real, ALIGNMENT) if layout.along else 0
     of_banks = (groups,) * (B.W_GAIN - B.W_MEAN) + (numbers,) * (B.W_SUM_DY - B.W_GAIN)
-    of_parts = (sums,) * (B.W_BIASES - B.W_SUM_DY) + (gradients, errors) * 2
     *starts, of_count, weight, bias, end = accumulate(
-        (*of_banks, *of_parts, round_up(3 * double, ALIGNMENT), along, along), initial=0
-    )
+        (
+            *of_banks, sums, sums, gradients, gradients, chains, chains,
+            round_up(3 * double, ALIGNMENT), along, along,
+        ),
+        initial=0,
+    )  # fmt: skip
     fields: _Fields = {
         B.BANKS: banks,
         B.BANK_SETS: bank_sets,
         B.PARTS_OF_SUMS: cut.parts,
         B.TASK_CHANNELS: own,
+        B.LEVELS: levels,
+        B.SUMS_APART: count,
+        B.CHAINS: chains > 0,
         B.SLOTS: slots,
+        B.SLOT_LEVELS: slot_levels,
         B.PARAMETERS: parameters,
         B.W_MEAN: starts,
         B.W_COUNT: of_count,

@@ -153,7 +153,7 @@ def _backward(layout: Layout, cuts: _Cuts) -> list[Step]:
     if along:
         steps.append(Step(in_one_task(), last=B.DO_WEIGHTS))
     before = B.DO_PREPARE
-    if problem.missing_mean or problem.missing_invstd:
+    if (problem.missing_mean or problem.missing_invstd) and not walks_once(layout):
         for finish in _rounds(problem, B.DO_STATISTICS):
             steps += _apart(cuts, before, EXACT, finish)
             before = 0

@@ -1,20 +1,19 @@
 """Sums in float64, in the workspace and in kernels.
 
-Beside float32 data float64 is exact enough by itself. In float64 arithmetic a sum is two arrays, of
-numbers and of the rounding errors of the additions to them (Neumaier, "Rundungsfehleranalyse
-einiger Verfahren zur Summation endlicher Summen", 1974), which :func:`settle` adds to the numbers
-when all terms are there. So its error does not grow with the number of terms.
+Float64 is exact enough beside float32 data, however long a sum is. For sums of float64 data terms
+are added up in trees: an error grows with the number of a tree's levels. In the workspace such a
+sum has several *levels*, copies of its array. Terms are added to the first; when it has RADIX of
+them, these are added to the next as one term of that level.
 """
 
 from __future__ import annotations
 
-from math import isfinite
-
-from numba import types
-
 from . import block as B
-from .helpers import by_types, helper
-from .intrinsics import doubles_at, get, not_inlined, put, shift, two_sum
+from .helpers import helper
+from .intrinsics import doubles_at, get, not_inlined, put, shift, smaller
+from .lanes import LANES, splat, sum_of_lanes
+from .layout import RADIX
+from .parts import load_some
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -26,67 +25,57 @@ def array(block, field, at):
 
 
 @helper
-def sums_at(block, field, at):
-    """An array of sums and the array of their errors, whose offset is in the next field."""
-    return array(block, field, at), array(block, field + 1, at)
-
-
-@helper
 def clear(sums, count):
-    """Set sums and their errors to zero."""
+    """Set sums to zero."""
     not_inlined()
     for i in range(count):
-        put(sums[0], i, 0.0)
-        put(sums[1], i, 0.0)
-
-
-@by_types
-def is_compensated(zero):
-    """Whether sums carry errors, by lanes in the arithmetic's type."""
-    compensated = zero.real == types.float64
-    return lambda zero: compensated
+        put(sums, i, 0.0)
 
 
 @helper
-def add_exactly(sums, i, value):
-    """Add a number to sum i, and its rounding error to the sum's."""
-    total, error = two_sum(get(sums[0], i), value)
-    put(sums[0], i, total)
-    put(sums[1], i, get(sums[1], i) + error)
+def add(sums, i, value):
+    """Add a number to sum i."""
+    put(sums, i, get(sums, i) + value)
 
 
 @helper
-def add(zero, sums, i, value):
-    """Add a number to sum i, in the arithmetic's type, which is that of the lanes ``zero``."""
-    if is_compensated(zero):
-        add_exactly(sums, i, value)
-    else:
-        put(sums[0], i, get(sums[0], i) + value)
-
-
-@helper
-def settled(total, error):
-    """A sum with its error, which is NaN, and is not added, if the sum is infinite."""
-    return total + error if isfinite(total) else total
-
-
-@helper
-def settle(sums, count):
-    """Add the errors of some sums to them."""
-    not_inlined()
-    for i in range(count):
-        put(sums[0], i, settled(get(sums[0], i), get(sums[1], i)))
-        put(sums[1], i, 0.0)
-
-
-@helper
-def add_array(block, sums, others, count):
+def add_array(sums, others, count):
     """Add sums to others, element by element."""
     not_inlined()
-    if get(block, B.SINGLE) != 0:
+    for i in range(count):
+        put(sums, i, get(sums, i) + get(others, i))
+
+
+@helper
+def carry(sums, apart, levels, terms, count):
+    """Add full levels of sums to the next ones, after so many terms; levels are ``apart``."""
+    while levels > 1 and terms % RADIX == 0:
+        add_array(shift(sums, apart), sums, count)
+        clear(sums, count)
+        sums, levels, terms = shift(sums, apart), levels - 1, terms // RADIX
+
+
+@helper
+def add_copies(sums, apart, copies, count):
+    """Add all copies of some sums, which are ``apart``, to the first, in a tree."""
+    not_inlined()
+    distance = 1
+    while distance < copies:
+        for i in range(0, copies - distance, 2 * distance):
+            add_array(shift(sums, i * apart), shift(sums, (i + distance) * apart), count)
+        distance *= 2
+
+
+@helper
+def sum_of(terms, first, count):
+    """The sum of some numbers, of many in lanes."""
+    not_inlined()
+    if count <= RADIX:
+        few = 0.0
         for i in range(count):
-            put(sums[0], i, get(sums[0], i) + get(others[0], i))
-    else:
-        for i in range(count):
-            add_exactly(sums, i, get(others[0], i))
-            put(sums[1], i, get(sums[1], i) + get(others[1], i))
+            few += get(terms, first + i)
+        return few
+    total = splat(0.0)
+    for i in range(0, count, LANES):
+        total = total + load_some(terms, first + i, smaller(LANES, count - i))
+    return sum_of_lanes(total)

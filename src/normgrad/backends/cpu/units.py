@@ -67,11 +67,7 @@ LOOPS = {
     },
 }
 #: The codes of the dtypes for which an operation has no kernel.
-_UNUSED = {
-    "moments": (_SINGLE, _DOUBLE),
-    "gradients" + ALONG: (_DOUBLE,),
-    "forward" + ALONG: (_DOUBLE,),
-}
+_UNUSED = {"moments": (_SINGLE, _DOUBLE)}
 
 
 def kernel(pattern: str, operation: str, code: int) -> str:

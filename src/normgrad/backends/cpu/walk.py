@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ...dtypes import float32, float64
 from . import block as B
-from . import layout
 from .helpers import helper
 from .intrinsics import (
     address_of,
@@ -24,17 +23,14 @@ from .intrinsics import (
     shift,
     smaller,
 )
-from .sums import settle
+from .layout import TILE_CHANNELS, TILE_POSITIONS
+from .sums import add_copies, carry, clear
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
-#: The sides of a tile that tensors are copied to; each fills some cache lines. A tile has 64 KiB in
-#: float64.
-TILE_POSITIONS, TILE_CHANNELS = 128, layout.TILE_CHANNELS
-TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
 #: Sizes of arrays on the stack, which have to be the module's own.
-JOB_FIELDS = B.JOB_FIELDS
+JOB_FIELDS, TILE_WORDS = B.JOB_FIELDS, TILE_POSITIONS * TILE_CHANNELS
 
 
 @helper
@@ -89,9 +85,9 @@ def start_job(block, job, base, part):
     """Set the fields of a job that are the same for all pieces of a walk."""
     not_inlined()
     workspace = get(block, B.WORKSPACE)
-    channels, per_group = get(block, B.CHANNELS), get(block, B.PER_GROUP)
+    per_group = get(block, B.PER_GROUP)
     group, channel = base // per_group * DOUBLE, base * DOUBLE
-    sums = channel + part * get(block, B.BANKS) * channels * DOUBLE
+    sums = channel + part * get(block, B.LEVELS) * get(block, B.SUMS_APART) * DOUBLE
     put(job, B.J_MEAN, workspace + get(block, B.W_MEAN) + group)
     put(job, B.J_REST, workspace + get(block, B.W_MEAN + 1) + group)
     put(job, B.J_INVSTD, workspace + get(block, B.W_INVSTD) + group)
@@ -99,8 +95,9 @@ def start_job(block, job, base, part):
     put(job, B.J_SCALE, workspace + get(block, B.W_SCALE) + group)
     put(job, B.J_GAIN, workspace + get(block, B.W_GAIN) + channel)
     put(job, B.J_SHIFT, workspace + get(block, B.W_SHIFT) + channel)
-    for i in range(4):
+    for i in range(2):
         put(job, B.J_SUMS + i, workspace + get(block, B.W_SUM_DY + i) + sums)
+    put(job, B.J_LEVELS, 0)
     put(job, B.J_BLOCK, address_of(block))
     put(job, B.J_STREAM, get(block, B.STREAM))
     put(job, B.J_AHEAD, get(block, B.AHEAD))
@@ -176,6 +173,15 @@ def call_on_tile(block, kernel, tiles, whole, s, c, channels, position, rows, k,
 
 
 @helper
+def carry_sums(block, job, c, channels):
+    """Carry the sums of some channels after a call of a kernel that has added to them."""
+    calls, levels, apart = get(job, B.J_CALLS) + 1, get(job, B.J_LEVELS), get(block, B.SUMS_APART)
+    put(job, B.J_CALLS, calls)
+    for i in range(2):
+        carry(shift(doubles_at(get(job, B.J_SUMS + i)), c), apart, levels, calls, channels)
+
+
+@helper
 def call_in_place(block, kernel, job, s, c, channels, position, rows, k, run):
     """Call a kernel for a piece of the tensors where they are, dy's where its copy may be."""
     start_piece(block, job, s, c, channels, position, rows, k, run)
@@ -185,6 +191,7 @@ def call_in_place(block, kernel, job, s, c, channels, position, rows, k, run):
         put(job, B.J_ROW_STEPS, get(job, B.J_ROW_STEPS + 2))
         put(job, B.J_CHANNEL_STEPS, get(job, B.J_CHANNEL_STEPS + 2))
     call(kernel, (0, dy, x, dx, job))
+    carry_sums(block, job, c, channels)
 
 
 @helper
@@ -216,6 +223,7 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
             for at in range(0, channels, TILE_CHANNELS):
                 n_channels = smaller(TILE_CHANNELS, channels - at)
                 call_on_tile(block, kernel, tiles, job, s, c + at, n_channels, row, n, k, width)
+            carry_sums(block, job, c, channels)
 
 
 @helper
@@ -241,6 +249,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last):
     rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
     most, channels = get(step, B.PIECE_ROWS), get(step, B.PIECE_CHANNELS)
     put(job, B.J_BEGIN, of_set + first)
+    calls = 0
     while first < last:
         # A piece has rows of one outer index and of one length.
         row = first % rows_axis if get(block, B.OUTER_RANK) > 0 else first
@@ -250,31 +259,33 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last):
         length = last_run if row + 1 == rows_axis else run
         for c in range(c0, c1, channels):
             n = smaller(channels, c1 - c)
+            put(job, B.J_CALLS, calls)
             piece(block, kernel, uses, job, s, c, n, of_set + first, rows, as_int64(0), length)
-        first += rows
+        first, calls = first + rows, get(job, B.J_CALLS)
 
 
 @helper
-def clear(address, count):
-    """Set sums to zero."""
-    numbers = doubles_at(address)
-    for i in range(count):
-        put(numbers, i, 0.0)
-
-
-@helper
-def settle_all(job, c0, c1):
-    """Settle a task's sums of some channels."""
-    for i in range(0, 4, 2):
-        numbers, errors = doubles_at(get(job, B.J_SUMS + i)), doubles_at(get(job, B.J_SUMS + i + 1))
-        settle((shift(numbers, c0), shift(errors, c0)), c1 - c0)
+def sum_channels(block, step, job, s, c0, c1, first, last, later):
+    """Sum the positions first to last of some channels; add up the levels now, or later."""
+    levels, apart = get(block, B.LEVELS), get(block, B.SUMS_APART)
+    sums = shift(doubles_at(get(job, B.J_SUMS)), c0), shift(doubles_at(get(job, B.J_SUMS + 1)), c0)
+    for level in range(levels):
+        clear(shift(sums[0], level * apart), c1 - c0)
+        clear(shift(sums[1], level * apart), c1 - c0)
+    put(job, B.J_LEVELS, levels)
+    kernel, uses = get(step, B.SUMS_KERNEL), get(step, B.SUMS_USES)
+    walk(block, step, kernel, uses, job, s, c0, c1, first, last)
+    put(job, B.J_LEVELS, 0)
+    if not later:
+        add_copies(sums[0], apart, levels, c1 - c0)
+        add_copies(sums[1], apart, levels, c1 - c0)
 
 
 @helper
 def slot_of(block, slot, s, array):
-    """The address of a set's parameter sums in a slot, in one of the four arrays of such sums."""
+    """A set's parameter sums in a slot, in one of the arrays of such sums, or of their chains."""
     at = slot * get(block, B.PARAMETERS) + s * get(block, B.OWN_PARAMETERS)
-    return get(block, B.WORKSPACE) + get(block, B.W_BIASES + array) + at * DOUBLE
+    return doubles_at(get(block, B.WORKSPACE) + get(block, B.W_BIASES + array) + at * DOUBLE)
 
 
 @helper
@@ -302,10 +313,34 @@ def sum_parameters(block, step, job, s, slot, b0, b1, part):
     put(job, B.J_ADDS, sums_parameters(block))
     positions = get(block, B.POSITIONS)
     for position in range(positions):
-        for i in range(4):
-            put(job, B.J_SUMS + i, slot_of(block, slot, s, i) + position * run * DOUBLE)
+        for i in range(2):
+            sums = slot_of(block, slot * get(block, B.SLOT_LEVELS), s, i)
+            put(job, B.J_SUMS + i, address_of(shift(sums, position * run)))
+            put(job, B.J_CHAINS + i, address_of(slot_of(block, slot, s, 2 + i)))
         at = s * positions + position
         piece(block, kernel, uses, job, s, b0, b1 - b0, at, as_int64(1), k, count)
+
+
+@helper
+def clear_slot(block, slot, s, k, count):
+    """Set a set's parameter sums in a task's slots, and their chains if there are any, to zero."""
+    not_inlined()
+    levels, has_chains = get(block, B.SLOT_LEVELS), get(block, B.CHAINS) != 0
+    for i in range(2):
+        for level in range(levels):
+            clear(shift(slot_of(block, slot * levels + level, s, i), k), count)
+        if has_chains:
+            clear(shift(slot_of(block, slot, s, 2 + i), k), count)
+
+
+@helper
+def carry_slot(block, slot, s, k, count, terms):
+    """Carry a set's parameter sums after so many additions to them."""
+    not_inlined()
+    levels = get(block, B.SLOT_LEVELS)
+    for i in range(2):
+        sums = shift(slot_of(block, slot * levels, s, i), k)
+        carry(sums, get(block, B.PARAMETERS), levels, terms, count)
 
 
 @helper
@@ -333,15 +368,13 @@ def run_task(block, step, task):
     if own == 0:  # all sets share the parameters, and add to the task's slot
         slot = tile
     job = int_buffer(JOB_FIELDS)
-    sets = get(step, B.SETS_PER_TASK)
+    sets, adds, terms = get(step, B.SETS_PER_TASK), columns and sums_parameters(block), 0
+    k, count = part_of_row(block, step, part)
+    count *= get(block, B.POSITIONS)  # a row of several pieces has one part
     for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
-        if columns and sums_parameters(block) and (own != 0 or s == turn * sets):
-            k, count = part_of_row(block, step, part)
-            # Slots may have no errors of the sums, nor chains in their place.
-            has_errors = get(block, B.W_WEIGHTS) > get(block, B.W_BIASES + 1)
-            for i in range(0, 4, 1 if has_errors else 2):
-                at = slot_of(block, slot, s, i) + k * DOUBLE
-                clear(at, count * get(block, B.POSITIONS))
+        if adds and (own != 0 or s == turn * sets):
+            clear_slot(block, slot, s, k, count)
+            terms = 0
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1, base = smaller(b0 + get(step, B.AT_ONCE), c1), base_of(block, s, task, b0)
             if before != 0:
@@ -350,19 +383,16 @@ def run_task(block, step, task):
                     call(coefficients, (block, s, base, b0, b1))
             start_job(block, job, base, part)
             if sums != 0:
-                single = get(block, B.SINGLE) != 0
-                for i in range(0, 4, 2 if single else 1):
-                    clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
-                uses = get(step, B.SUMS_USES)
-                walk(block, step, sums, uses, job, s, b0, b1, first, last)
-                if not single and parts == 1:  # otherwise when all parts are added
-                    settle_all(job, b0, b1)
+                sum_channels(block, step, job, s, b0, b1, first, last, after == 0)
             if after != 0:
                 call(arithmetic, (block, after, s, base, b0, b1))
                 if after & B.DO_COEFFICIENTS:
                     call(coefficients, (block, s, base, b0, b1))
             if columns:
                 sum_parameters(block, step, job, s, slot, b0, b1, part)
+                if adds:
+                    terms += 1
+                    carry_slot(block, slot, s, k, count, terms)
                 start_job(block, job, base, part)
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
