@@ -246,7 +246,7 @@ def test_layers(norm, dtype, ratio):
     [("batch", (1, 1, 2_000_000), "rows"), ("batch", (3000, 1, 1000), "rows"),
      ("batch", (500_000, 3, 1), "rows"), ("batch", (1000, 3, 1000), "channels_last"),
      ("group", (2, 4000, 300), "rows"), ("group", (300_000, 2, 2), "rows"),
-     ("layer", (300_000, 1, 8), "rows"),
+     ("layer", (300_000, 1, 8), "rows"), ("layer", (1, 1, 1_000_000), "rows"),
      ("layer", (40, 1, 16_000), "rows"), ("layer", (20_000, 1, 100), "rows")],
 )  # fmt: skip
 def test_long_sums_of_float64(norm, shape, order):

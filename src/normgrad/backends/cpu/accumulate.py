@@ -106,12 +106,19 @@ def add_columns(row, channels, run, repeat, sums, first):
 
 
 @helper
+def order_sums(columns, width, tensor):
+    """Bring two arrays of column sums, in the order in which a tensor is loaded, into sequence."""
+    not_inlined()
+    for i in range(0, width, LANES):
+        put_lanes(columns[0], i, in_sequence(tensor, load_lanes(columns[0], i)))
+        put_lanes(columns[1], i, in_sequence(tensor, load_lanes(columns[1], i)))
+
+
+@helper
 def gather_sums(columns, first, channels, run, repeat, tensor, sums):
     """Add two arrays of column sums, in the order in which a tensor is loaded, to channels'."""
     not_inlined()
-    for i in range(0, channels * run * repeat, LANES):
-        put_lanes(columns[0], i, in_sequence(tensor, load_lanes(columns[0], i)))
-        put_lanes(columns[1], i, in_sequence(tensor, load_lanes(columns[1], i)))
+    order_sums(columns, channels * run * repeat, tensor)
     add_columns(columns[0], channels, run, repeat, sums[0], first)
     add_columns(columns[1], channels, run, repeat, sums[1], first)
 

@@ -96,7 +96,8 @@ W_COUNT = _block()
 # Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type if
 # they have to be copied, and their addresses, which a first step finds; and the number of
 # parameters that a set has of its own, or 0 where all sets share them.
-ALONG, W_WEIGHT, W_BIAS, ROW_WEIGHT, ROW_BIAS = _block.each(5)
+# COPIES: whether there is place for copies. If not, tasks copy what they read, and addresses are 0.
+ALONG, COPIES, W_WEIGHT, W_BIAS, ROW_WEIGHT, ROW_BIAS = _block.each(6)
 OWN_PARAMETERS = _block()
 
 # Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
@@ -156,7 +157,8 @@ J_STREAM, J_AHEAD, J_NEXT = _job.each(3)
 J_BEGIN, J_BEFORE = _job.each(2)
 # The addresses of weight and bias along the rows; the index of the row's first element among the
 # parameters; whether dx is written with the parameters' sums, and whether there are such sums.
-J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job.each(5)
+# J_BUFFER is that of the task's buffer for weights and biases of long rows, or 0 if none are read.
+J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS, J_BUFFER = _job.each(6)
 JOB_FIELDS = _job.end
 
 _team = _Fields()

@@ -39,13 +39,11 @@ from .intrinsics import (
     int_buffer,
     integers_at,
     larger,
-    load,
     not_inlined,
     pairs_buffer,
     put,
     singles_at,
     smaller,
-    store,
 )
 from .sums import add, add_copies, array, carry, clear, sum_of
 from .vectors import SPREAD, STRIP, canonical, fill, place_of, read_parameters, spread, total_count
@@ -272,27 +270,32 @@ def count(block, flags, s, base, c0, c1):
 
 
 @helper
+def copy_along(block, slot, at, count, otherwise, copy):
+    """Copy some weights or biases along rows to an address, in the arithmetic's type."""
+    not_inlined()
+    if get(block, B.SINGLE) != 0:
+        read_parameters(block, slot, at, count, otherwise, singles_at(copy))
+    else:
+        read_parameters(block, slot, at, count, otherwise, doubles_at(copy))
+
+
+@helper
 def along_rows(block, slot, field, otherwise):
     """The address of the weight or bias along rows, in the arithmetic's type.
 
     It is the tensor's own where kernels read tensors of that type, and a copy's in the workspace
-    otherwise: for half types NaNs have to be canonical.
+    otherwise: for half types NaNs have to be canonical. Long rows have 0 instead, and each task
+    copies what it reads.
     """
-    not_inlined()
     address, single = get(block, slot), get(block, B.SINGLE) != 0
     _, stride, code = place_of(block, slot, as_int64(0), as_int64(0))
     own = code == (0 if single else 1) and code == get(block, B.X_CODE)
     if address != 0 and stride == 1 and own and get(block, B.VECTORS_OUTER) == 0:
         return address
-    copy, row = get(block, B.WORKSPACE) + get(block, field), double_buffer(STRIP)
-    for first in range(0, get(block, B.PARAMETERS), STRIP):
-        n = smaller(STRIP, get(block, B.PARAMETERS) - first)
-        read_parameters(block, slot, first, n, otherwise, row)
-        for c in range(n):
-            if single:
-                store(singles_at(copy), first + c, load(row, c))
-            else:
-                store(doubles_at(copy), first + c, load(row, c))
+    if get(block, B.COPIES) == 0:
+        return as_int64(0)
+    copy = get(block, B.WORKSPACE) + get(block, field)
+    copy_along(block, slot, as_int64(0), get(block, B.PARAMETERS), otherwise, copy)
     return copy
 
 
@@ -319,13 +322,22 @@ def weights(block, flags, s, base, c0, c1):
         put(block, B.ROW_BIAS, along_rows(block, B.BIAS, B.W_BIAS, 0.0))
         return
     weight_range = array(block, B.W_COUNT, as_int64(0))
-    if get(block, B.SINGLE) != 0:
+    if get(block, B.WEIGHT) == 0:
+        put(weight_range, 1, 1.0)
+        put(weight_range, 2, 1.0)
+    elif weight != 0 and get(block, B.SINGLE) != 0:
         least, most = range_of(int32s_at(weight), count, MAGNITUDE >> 32)
         bits = int_buffer(1)
         for i, size in ((1, least), (2, most)):
             put(bits, 0, size)
             put(weight_range, i, double(get(singles_at(address_of(bits)), 0)))
     else:
-        least, most = range_of(integers_at(weight), count, MAGNITUDE)
+        least, most, row = MAGNITUDE, 0, double_buffer(STRIP)
+        for first in range(0, count, STRIP):
+            n = smaller(STRIP, count - first)
+            read_parameters(block, B.WEIGHT, first, n, 1.0, row)
+            smallest, largest = range_of(integers_at(address_of(row)), n, MAGNITUDE)
+            least = smallest if smallest < least else least
+            most = largest if largest > most else most
         put(weight_range, 1, bits_to_double(least))
         put(weight_range, 2, bits_to_double(most))

@@ -19,7 +19,6 @@ from .layout import (
     RADIX,
     ROWS,
     SHORT,
-    SPAN,
     TILE_CHANNELS,
     TILE_POSITIONS,
     Layout,
@@ -95,6 +94,8 @@ def cut_of(layout: Layout) -> Cut | None:
         piece_rows=min(_rows_of_piece(layout), _rows_of_sum(layout)),
         parallel=cost_of(layout) >= layout.policy.shared,
     )
+    if layout.in_pieces:
+        return _of_pieces(layout, whole)
     if layout.along:
         return _of_groups(layout, whole)
     if is_small(layout):
@@ -203,7 +204,7 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     size = layout.run * read_bytes(layout.problem)
     problem, policy = layout.problem, layout.policy
     most = policy.in_cache // (2 * size)
-    sums_parameters = problem.wants_parameters and not problem.forward and not sums_apart(layout)
+    sums_parameters = problem.wants_parameters and not problem.forward
     # Parameters' sums, in float64, are read and written once for so many rows.
     least = ROWS // 2 if sums_parameters else 1
     at_once = min(2 * ROWS, rows, max(least, most))
@@ -223,6 +224,24 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     block = round_up(ceil_div(rows, blocks), at_once)
     cut = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     return cut._replace(piece_channels=at_once, piece_rows=1)
+
+
+def _in_parts(layout: Layout, cut: Cut) -> Cut:
+    """Cut the pieces of long rows into parts, as many as make enough tasks."""
+    tasks = layout.policy.most_tasks(layout.elements)
+    size = ceil_div(layout.positions, ceil_div(tasks, cut.blocks))
+    parts = ceil_div(layout.positions, size)
+    return cut._replace(parts=parts, part_size=size, piece_channels=cut.at_once, piece_rows=1)
+
+
+def _of_pieces(layout: Layout, whole: Cut) -> Cut:
+    """The cut of rows in pieces: by rows, which stay in cache, if these are enough for tasks."""
+    rows, policy = whole.all_channels, layout.policy
+    if rows < policy.enough_tasks:
+        at_once = min(ROWS // 2, rows)
+        return _in_parts(layout, whole._replace(channel_block=at_once, at_once=at_once))
+    block = ceil_div(rows, policy.most_tasks(layout.elements))
+    return whole._replace(channel_block=block, at_once=1, piece_channels=1, piece_rows=1)
 
 
 def _are_many(layout: Layout, channels: int) -> bool:
@@ -329,7 +348,7 @@ def walks_once(layout: Layout) -> bool:
     finds_mean = problem.missing_mean and layout.dtype is dtypes.float64
     lacks_statistics = problem.missing_invstd or (problem.missing_mean and not finds_mean)
     is_backward = layout.along and not (problem.forward or lacks_statistics)
-    return is_backward and _are_whole(layout) and layout.run < layout.policy.row_apart
+    return is_backward and _are_whole(layout)
 
 
 def keeps_chains(layout: Layout) -> bool:
@@ -349,22 +368,9 @@ def walks_forward(layout: Layout) -> bool:
     return writes_rows and computes_statistics and _are_whole(layout)
 
 
-def sums_apart(layout: Layout) -> bool:
-    """Whether the parameters' sums over long rows are a step of their own.
-
-    That step sums all rows, a part of their elements at a time. The step that writes dx then
-    processes one row at a time, which stays in cache, however long it is.
-    """
-    return _are_whole(layout) and layout.run >= layout.policy.row_apart
-
-
 def of_columns(layout: Layout, cut: Cut) -> Cut:
-    """The cut for the parameters' sums alone: a task has some of the elements of every row."""
-    rows, parts = cut.all_channels, ceil_div(layout.run, SPAN)
-    return cut._replace(
-        sets_per_task=cut.sets, channel_block=rows, at_once=rows, piece_channels=rows,
-        parts=parts, part_size=SPAN,
-    )  # fmt: skip
+    """The cut for the parameters' sums of long rows: a task has some pieces of every row."""
+    return _in_parts(layout, cut._replace(channel_block=cut.all_channels, at_once=cut.all_channels))
 
 
 def in_one_task(channels: int = 1, sets: int = 0) -> Cut:

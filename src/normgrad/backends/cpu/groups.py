@@ -8,7 +8,7 @@ stays in the nearest caches from its sums or moments to its dx or y.
 from __future__ import annotations
 
 from . import block as B
-from .accumulate import BATCH, fold, gather_sums, start_sums
+from .accumulate import BATCH, fold, gather_sums, order_sums, start_sums
 from .conversions import HalfStorage
 from .elements import advance, prefetch_bytes_ahead, prefetch_inputs
 from .helpers import as_argument, by_types, helper
@@ -65,6 +65,7 @@ from .row_groups import (
     write_part_of_group,
 )
 from .target import has_many_registers
+from .vectors import write_parameters
 from .write import is_streamed, parameters_along, stream_row, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -188,7 +189,13 @@ def parameters(operation, dy, x, dx, job):
                 ahead,
             )  # fmt: skip
             over_sums(add_rows, arguments, width, dy)
-        gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, sums_of(job))
+        at, block = get(job, B.J_FIRST) + k, block_of(job)
+        if get(block, B.SLOTS) != 0:
+            gather_sums(columns, at, width, 1, 1, dy, sums_of(job))
+        else:  # of long rows, of which a task has all
+            order_sums(columns, width, dy)
+            write_parameters(block, B.GRAD_BIAS, at, width, columns[0])
+            write_parameters(block, B.GRAD_WEIGHT, at, width, columns[1])
 
 
 @helper

@@ -19,6 +19,8 @@ ROWS = 16
 TILE_POSITIONS, TILE_CHANNELS = 128, 64
 #: The terms of a level of float64's sums in the workspace (see sums.py).
 RADIX = 4
+#: The most elements of float32 in a piece of a long row, and half as many of float64.
+LONGEST_PIECE = 1 << 13
 #: The lines that the L1 cache holds of one offset in their pages, and the bytes of a page. If more
 #: rows lie whole pages apart, they evict one another.
 WAYS, PAGE = 8, 1 << 12
@@ -72,6 +74,11 @@ class Layout(NamedTuple):
     repeat: int = 1
     chunk: int = 1
     tiles: tuple[bool, ...] = (False, False, False)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether long rows that are statistics groups are cut into pieces."""
+        return self.along and self.rows.size > 1
 
     @property
     def has_adjacent_channels(self) -> bool:
@@ -238,6 +245,38 @@ def _least_row(problem: Problem, policy: Policy) -> int:
     return policy.moments_run // (2 if halves else 1)
 
 
+def _of_inner(layout: Layout, run: int) -> Layout:
+    """The layout of rows that are the inner axis, or pieces of it with so many elements."""
+    inner = layout.problem.inner
+    count = ceil_div(inner.size, run)
+    pieces = Axis(count, tuple([run * stride for stride in inner.strides]))
+    return layout._replace(
+        rows=pieces if count > 1 else _NO_AXIS,
+        run=run, last_run=inner.size - (count - 1) * run, run_strides=inner.strides,
+    )  # fmt: skip
+
+
+def _are_long(layout: Layout) -> bool:
+    """Whether rows that are statistics groups are so long that they are cut into pieces.
+
+    A forward pass of as many rows as there are tasks has none to share, and keeps a row in cache.
+    """
+    problem, policy = layout.problem, layout.policy
+    double = problem.arithmetic.itemsize > 4
+    whole = problem.forward and not double and layout.channel.size >= policy.enough_tasks
+    size = problem.inner.size * (2 if double else 1)
+    in_place = problem.by_row and not (problem.outer or any(layout.tiles))
+    return in_place and size >= policy.long_row and not whole
+
+
+def _in_pieces(layout: Layout) -> Layout:
+    """Cut long rows into pieces, as many as there are tasks if these are long enough."""
+    problem, policy = layout.problem, layout.policy
+    longest = 4 * LONGEST_PIECE // problem.arithmetic.itemsize
+    piece = min(longest, max(SPAN, ceil_div(problem.inner.size, policy.tasks)))
+    return _of_inner(layout, round_up(piece, 2 * LANES))
+
+
 def _in_rows(layout: Layout) -> Layout:
     """Split the inner axis into rows: one for each outer index, or several if it is long."""
     problem, policy, sets, outer, channel, *_ = layout
@@ -292,12 +331,9 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
     by_rows = tiles_for(inner) if in_place else (True, True, True)
     by_columns = tiles_for(channel)
 
-    # A row that is a statistics group is never cut, however long it is.
     if along:
-        return layout._replace(
-            run=inner.size, last_run=inner.size, run_strides=inner.strides, along=True,
-            tiles=by_rows,
-        )  # fmt: skip
+        layout = layout._replace(along=True, tiles=by_rows)
+        return _in_pieces(layout) if _are_long(layout) else _of_inner(layout, inner.size)
 
     # Short adjacent channels together form one row of columns for each outer index.
     short = len(outer) > 0 and inner.size < _least_row(problem, policy)

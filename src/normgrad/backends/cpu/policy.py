@@ -43,8 +43,9 @@ class Policy:
         rows_of_part: the least rows of columns in a part, which costs each channel about ten rows.
         rows_in_order: a channel's rows that are read before the next channel's where dx does not
             depend on sums: memory is read in long runs, but each piece has a fixed cost.
-        row_apart: longer rows' sums of parameters are a step of their own, since so many sums do
-            not fit the L2 cache beside the row.
+        long_row: the elements of float32, or half as many of float64, from which on rows that are
+            statistics groups are cut into pieces: several tasks can share a row, and the sums of
+            its parameters do not fit the L2 cache beside it.
         streamed_row: the least bytes of a row that bypasses the caches, since its ends are partial
             lines; twice as many for rows of partial lines.
         cache: the bytes that stay in the machine's caches from one pass to the next.
@@ -68,7 +69,7 @@ class Policy:
     enough_tasks: int = 16
     rows_of_part: int = 256
     rows_in_order: int = 4
-    row_apart: int = 40_000
+    long_row: int = 33_000
     streamed_row: int = 768
     cache: int = 16 << 20
     streamed: int = 8 << 20

@@ -246,14 +246,17 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
         turns = ceil_div(cut.channel_block, cut.at_once)
         turns *= cut.sets_per_task if problem.by_row else 1
     slot_levels = levels_of(problem, turns)
-    has_gradients = problem.wants_parameters and not problem.forward
+    # What a task has of all rows is written at once.
+    has_gradients = problem.wants_parameters and not (problem.forward or layout.in_pieces)
     chains = round_up(slots * parameters * double, ALIGNMENT) if keeps_chains(layout) else 0
-    slots *= slot_levels
+    slots *= slot_levels if has_gradients else 0
     gradients = round_up(slots * parameters * double, ALIGNMENT) if has_gradients else 0
     if own and any(step.after & B.DO_OUTPUTS for step in schedule.steps):
         gradients = numbers
     chains = chains if gradients else 0
-    along = round_up(parameters * real, ALIGNMENT) if layout.along else 0
+    # Tasks of many long rows share copies of the weights; those of few copy what they read.
+    copied = layout.along and cut.parts == 1
+    along = round_up(parameters * real, ALIGNMENT) if copied else 0
     of_banks = (groups,) * (B.W_GAIN - B.W_MEAN) + (numbers,) * (B.W_SUM_DY - B.W_GAIN)
     *starts, of_count, weight, bias, end = accumulate(
         (
@@ -275,6 +278,7 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
         B.PARAMETERS: parameters,
         B.W_MEAN: starts,
         B.W_COUNT: of_count,
+        B.COPIES: copied,
         B.W_WEIGHT: weight,
         B.W_BIAS: bias,
     }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ... import dtypes
 from ...problem import Problem
 from . import block as B
-from .cuts import Cut, in_one_task, of_columns, over_channels, sums_apart, walks_forward, walks_once
+from .cuts import Cut, in_one_task, of_columns, over_channels, walks_forward, walks_once
 from .layout import ALONG, Layout
 
 #: The operation for moments in float64: for gradients, which use them unrounded, and for float32
@@ -172,6 +172,14 @@ def _backward(layout: Layout, cuts: _Cuts) -> list[Step]:
         before |= coefficients
         if sums and write:
             sums, write = "evaluate", None
+    if layout.in_pieces:
+        columns = Step(of_columns(layout, tensors), along="parameters" + ALONG if outputs else None)
+        if needs_sums and tensors.parts == 1:
+            # The parameters' sums come first, since dx may overwrite what is summed.
+            first = [Step(channels, before), columns] if outputs else []
+            return [*steps, *first, Step(tensors, 0 if first else before, sums, after, write)]
+        steps += _pass(cuts, before, sums, after) if needs_sums else [Step(channels, before)]
+        return [*steps, columns._replace(write=write)]
     if tensors.parts > 1:
         return [*steps, *_apart(cuts, before, sums, after, write, outputs)]
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
@@ -183,14 +191,7 @@ def _backward(layout: Layout, cuts: _Cuts) -> list[Step]:
     if walks_once(layout):
         step = Step(tensors, before, write=write, along="gradients" + ALONG)
     elif along and outputs:
-        if sums_apart(layout):
-            # The sums come first, since dx may overwrite what is summed.
-            steps += [Step(channels, before & B.DO_PREPARE)]
-            summed = Step(of_columns(layout, tensors), along="parameters" + ALONG)
-            steps += [summed] if write else []
-            step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
-        else:
-            step = step._replace(along="parameters" + ALONG)
+        step = step._replace(along="parameters" + ALONG)
     steps.append(step)
     if outputs and not (last or after & outputs):
         parameters = over_channels(

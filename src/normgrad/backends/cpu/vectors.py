@@ -174,8 +174,9 @@ def read_row(block, slot, s, first, count, otherwise, row):
     """Read a per-channel input as ``read_statistics``, rounded to the arithmetic's type."""
     not_inlined()
     read_statistics(block, slot, s, first, count, otherwise, row)
-    for c in range(count):
-        put(row, c, canonical(as_arithmetic(block, get(row, c))))
+    if get(block, B.SINGLE) != 0:
+        for c in range(count):
+            put(row, c, double(np.float32(get(row, c))))
 
 
 @helper

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...dtypes import float32, float64
 from . import block as B
+from .coefficients import copy_along
 from .helpers import helper
 from .intrinsics import (
     address_of,
@@ -21,16 +22,21 @@ from .intrinsics import (
     not_inlined,
     put,
     shift,
+    singles_at,
     smaller,
 )
-from .layout import TILE_CHANNELS, TILE_POSITIONS
+from .layout import LONGEST_PIECE, TILE_CHANNELS, TILE_POSITIONS
 from .sums import add_copies, carry, clear
+from .vectors import fill
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
 #: Sizes of arrays on the stack, which have to be the module's own.
 JOB_FIELDS, TILE_WORDS = B.JOB_FIELDS, TILE_POSITIONS * TILE_CHANNELS
+#: The words of a piece's weights along the row, and of these and biases.
+PIECE = LONGEST_PIECE * SINGLE_SIZE // DOUBLE
+PIECES = 2 * PIECE
 
 
 @helper
@@ -112,17 +118,56 @@ def start_piece(block, job, s, c, channels, position, rows, k, run):
     put(job, B.J_CHANNEL, c)
     put(job, B.J_CHANNELS, channels)
     put(job, B.J_ROWS, rows)
-    put(job, B.J_FIRST, k)
     put(job, B.J_RUN, run)
     put(job, B.J_BEFORE, (position - get(job, B.J_BEGIN)) * get(block, B.RUN) + k)
     # A row has several positions only if the piece has all channels.
     put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
     if get(block, B.ALONG) != 0:
-        size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
         at = position % get(block, B.POSITIONS) * get(block, B.RUN) + k
-        element = (s * get(block, B.OWN_PARAMETERS) + at) * size
-        put(job, B.J_WEIGHT, get(block, B.ROW_WEIGHT) + element)
-        put(job, B.J_BIAS, get(block, B.ROW_BIAS) + element)
+        put(job, B.J_FIRST, at)
+        at += s * get(block, B.OWN_PARAMETERS)
+        buffer = get(job, B.J_BUFFER)
+        put_along(block, job, B.J_WEIGHT, B.WEIGHT, get(block, B.ROW_WEIGHT), at, run, buffer)
+        buffer += PIECE * DOUBLE
+        put_along(block, job, B.J_BIAS, B.BIAS, get(block, B.ROW_BIAS), at, run, buffer)
+
+
+@helper
+def put_along(block, job, field, slot, address, at, run, buffer):
+    """Put the address of a piece's weights or biases along the row into a job.
+
+    Long rows' own, if they need conversion, are not copied whole, but to a buffer of the task's.
+    """
+    size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
+    put(job, field, address + at * size)
+    if address == 0 and get(job, B.J_BUFFER) != 0:
+        put(job, field, buffer)
+        if get(block, slot) != 0:
+            copy_along(block, slot, at, run, 0.0, buffer)
+
+
+@helper
+def fill_absent(block, slot, value, buffer):
+    """Fill a piece's buffer with what stands for absent weights or biases."""
+    if get(block, slot) == 0:
+        if get(block, B.SINGLE) != 0:
+            fill(singles_at(buffer), get(block, B.RUN), value)
+        else:
+            fill(doubles_at(buffer), get(block, B.RUN), value)
+
+
+@helper
+def start_buffer(block, step, buffer):
+    """The address of a task's buffer for what lies along long rows, or 0 if the step reads none."""
+    not_inlined()
+    copies = get(block, B.ALONG) != 0 and get(block, B.COPIES) == 0
+    writes = get(step, B.WRITE_KERNEL) | get(step, B.PARAMETER_KERNEL)
+    if not copies or writes | get(step, B.SUMS_USES) & B.USES_DY == 0:
+        return 0
+    fill_absent(block, B.WEIGHT, 1.0, address_of(buffer))
+    if get(block, B.FORWARD) != 0:
+        fill_absent(block, B.BIAS, 0.0, address_of(shift(buffer, PIECE)))
+    return address_of(buffer)
 
 
 @helper
@@ -295,51 +340,42 @@ def sums_parameters(block):
 
 
 @helper
-def part_of_row(block, step, part):
-    """The first element and the number of elements of a task's part of rows."""
-    if get(step, B.PARTS) == 1:
-        return 0, get(block, B.RUN)
-    k = part * get(step, B.PART_SIZE)
-    return k, smaller(get(step, B.PART_SIZE), get(block, B.RUN) - k)
-
-
-@helper
-def sum_parameters(block, step, job, s, slot, b0, b1, part):
+def sum_parameters(block, step, job, s, slot, b0, b1, first, last):
     """Add rows that are statistics groups to the parameters' sums; write dx if the step does."""
-    kernel, run = get(step, B.PARAMETER_KERNEL), get(block, B.RUN)
-    k, count = part_of_row(block, step, part)
+    kernel, positions = get(step, B.PARAMETER_KERNEL), get(block, B.POSITIONS)
     uses = get(step, B.PARAMETER_USES)
     put(job, B.J_WRITES, uses & B.USES_DX)
     put(job, B.J_ADDS, sums_parameters(block))
-    positions = get(block, B.POSITIONS)
-    for position in range(positions):
-        for i in range(2):
-            sums = slot_of(block, slot * get(block, B.SLOT_LEVELS), s, i)
-            put(job, B.J_SUMS + i, address_of(shift(sums, position * run)))
-            put(job, B.J_CHAINS + i, address_of(slot_of(block, slot, s, 2 + i)))
+    for i in range(2):
+        sums = slot_of(block, slot * get(block, B.SLOT_LEVELS), s, i)
+        put(job, B.J_SUMS + i, address_of(sums))
+        put(job, B.J_CHAINS + i, address_of(slot_of(block, slot, s, 2 + i)))
+    for position in range(first, last):
+        run = get(block, B.LAST_RUN if position + 1 == get(block, B.ROWS) else B.RUN)
         at = s * positions + position
-        piece(block, kernel, uses, job, s, b0, b1 - b0, at, as_int64(1), k, count)
+        piece(block, kernel, uses, job, s, b0, b1 - b0, at, as_int64(1), as_int64(0), run)
 
 
 @helper
-def clear_slot(block, slot, s, k, count):
+def clear_slot(block, slot, s):
     """Set a set's parameter sums in a task's slots, and their chains if there are any, to zero."""
     not_inlined()
     levels, has_chains = get(block, B.SLOT_LEVELS), get(block, B.CHAINS) != 0
+    count = get(block, B.POSITIONS) * get(block, B.RUN)
     for i in range(2):
         for level in range(levels):
-            clear(shift(slot_of(block, slot * levels + level, s, i), k), count)
+            clear(slot_of(block, slot * levels + level, s, i), count)
         if has_chains:
-            clear(shift(slot_of(block, slot, s, 2 + i), k), count)
+            clear(slot_of(block, slot, s, 2 + i), count)
 
 
 @helper
-def carry_slot(block, slot, s, k, count, terms):
+def carry_slot(block, slot, s, terms):
     """Carry a set's parameter sums after so many additions to them."""
     not_inlined()
-    levels = get(block, B.SLOT_LEVELS)
+    levels, count = get(block, B.SLOT_LEVELS), get(block, B.POSITIONS) * get(block, B.RUN)
     for i in range(2):
-        sums = shift(slot_of(block, slot * levels, s, i), k)
+        sums = slot_of(block, slot * levels, s, i)
         carry(sums, get(block, B.PARAMETERS), levels, terms, count)
 
 
@@ -368,12 +404,12 @@ def run_task(block, step, task):
     if own == 0:  # all sets share the parameters, and add to the task's slot
         slot = tile
     job = int_buffer(JOB_FIELDS)
-    sets, adds, terms = get(step, B.SETS_PER_TASK), columns and sums_parameters(block), 0
-    k, count = part_of_row(block, step, part)
-    count *= get(block, B.POSITIONS)  # a row of several pieces has one part
+    sets, terms = get(step, B.SETS_PER_TASK), 0
+    adds = columns and sums_parameters(block) and get(block, B.SLOTS) != 0
+    buffer = start_buffer(block, step, int_buffer(PIECES))
     for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
         if adds and (own != 0 or s == turn * sets):
-            clear_slot(block, slot, s, k, count)
+            clear_slot(block, slot, s)
             terms = 0
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1, base = smaller(b0 + get(step, B.AT_ONCE), c1), base_of(block, s, task, b0)
@@ -382,18 +418,21 @@ def run_task(block, step, task):
                 if before & B.DO_COEFFICIENTS:
                     call(coefficients, (block, s, base, b0, b1))
             start_job(block, job, base, part)
+            put(job, B.J_BUFFER, buffer)
             if sums != 0:
+                put(
+                    job, B.J_BUFFER, address_of(buffer) if get(step, B.SUMS_USES) & B.USES_DY else 0
+                )
                 sum_channels(block, step, job, s, b0, b1, first, last, after == 0)
             if after != 0:
                 call(arithmetic, (block, after, s, base, b0, b1))
                 if after & B.DO_COEFFICIENTS:
                     call(coefficients, (block, s, base, b0, b1))
             if columns:
-                sum_parameters(block, step, job, s, slot, b0, b1, part)
+                sum_parameters(block, step, job, s, slot, b0, b1, first, last)
                 if adds:
                     terms += 1
-                    carry_slot(block, slot, s, k, count, terms)
-                start_job(block, job, base, part)
+                    carry_slot(block, slot, s, terms)
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
                 put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
