@@ -352,6 +352,56 @@ def test_few_elements_to_a_statistic(layout, dtype, count):
         )
 
 
+#: Group norm of few positions: groups of fewer elements than lanes, of whole vectors and others,
+#: in rows of one walk's piece and more; and more samples than a chain has rows.
+FEW = (
+    [((5, 12, 2, 2), 3), ((6, 70, 5), 2)]
+    if INTERPRETED
+    else [
+        *(((5, 12, 2, 2), 3), ((40, 64, 2, 2), 16), ((13, 96, 3, 3), 8), ((7, 80, 5, 5), 2)),
+        *(((30, 1100, 2), 2), ((5, 1536, 4), 3), ((33, 640, 3), 320), ((4, 72, 63), 9)),
+    ]
+)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "groups"), FEW)
+def test_group_norm_of_few_positions(shape, groups, dtype, layout):
+    for kind in ("group_norm", "forward_group_norm"):
+        case = make(kind, shape, dtype=dtype, layout=layout, num_groups=groups, mean=2.0)
+        run(case, normal=True)
+        case = make(kind, shape, dtype=dtype, layout=layout, num_groups=groups, mean=1e4)
+        run(case)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((12, 64, 16), 2), ((40, 96, 9), 16), ((5, 32, 63), 4), ((9, 24, 4), 12)]
+)
+def test_terms_that_each_addition_of_few_positions_loses(shape, groups, layout):
+    """Ones in the first positions of the first samples; all else is lost if it is added to them."""
+    samples, channels, positions = shape
+    rng = np.random.default_rng(positions)
+    patterns = [
+        (int(period), int(ones), int(lanes), 0.99)
+        for period, ones, lanes in zip(
+            rng.choice([positions, 4, samples * positions], channels),
+            rng.integers(1, 4, channels), rng.choice([1, 9, 32], channels), strict=True,
+        )
+    ]  # fmt: skip
+    values = absorbed("float32", samples * positions, patterns)
+    values = values.reshape(channels, samples, positions).swapaxes(0, 1)
+    ones, roundoff = np.ones(shape, "f4"), float(np.finfo("f4").eps) / 2
+    statistics = {
+        "mean": np.full((samples, groups), -0.99 * roundoff, "f4"),
+        "rstd": np.ones((samples, groups), "f4"),
+    }
+    for dy, x in ((values, ones), (ones, values), (values, values)):
+        data = {"grad_out": lay_out(dy, layout), "input": lay_out(x, layout)}
+        run(Case("group_norm_backward", {**data, **statistics}, {"num_groups": groups}))
+
+
 def test_one_element_per_channel():
     for layout in ("contiguous", "transposed"):
         run(make("train", (1, 5), layout=layout))
@@ -374,12 +424,13 @@ def test_nan_and_inf_stay_in_their_channel(kind, layout, dtype):
 
 
 @pytest.mark.parametrize("name", ["gamma", "rstd"])
-@pytest.mark.parametrize("shape", [(3, 4, 40), (3, 4, 1), (3, 4)])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("shape", [(3, 4, 40), (3, 4, 1), (3, 4), (5, 4, 6)])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_special_parameters_of_groups(groups, shape, name):
+def test_special_parameters_of_groups(groups, shape, layout, name):
     """A group's sums have the special value in each of their terms."""
     for special in (np.nan, np.inf, -np.inf, 0.0):
-        case = make("group_norm", shape, num_groups=groups)
+        case = make("group_norm", shape, layout=layout, num_groups=groups)
         values = case.tensors[name].copy()
         values[..., -1] = special
         case.tensors[name] = values

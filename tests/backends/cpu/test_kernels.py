@@ -374,7 +374,7 @@ def test_any_nan_of_a_statistic_stays_one_in_bfloat16(name, bits_):
 @pytest.mark.parametrize(
     ("shape", "groups", "together"),
     [
-        ((8, 6, 3, 7), 2, 8),
+        ((8, 6, 5, 7), 2, 8),
         ((9, 32, 8, 8), 4, 3),
         ((7, 4, 33), 1, 7),
         ((6, 260, 2), 2, 1),  # more channels than are taken together

@@ -19,7 +19,7 @@ from numba.core import cgutils
 
 from .conversions import F32, F64, I32, I64, HalfStorage, narrow, shaped, widen
 from .helpers import Emitter, by_types, helper, instruction
-from .intrinsics import double_buffer, get, not_inlined, shift
+from .intrinsics import double_buffer, get, is_double, not_inlined, shift
 from .lanes import (
     EIGHT,
     HALF,
@@ -32,10 +32,13 @@ from .lanes import (
     halves_added,
     in_sequence,
     llvm_function,
+    load_eight,
     load_lanes,
     put_lanes,
     shuffled,
     splat,
+    splat_eight,
+    sum_of_lanes,
     sums_of_eight,
     vector_at,
     vector_type,
@@ -89,12 +92,22 @@ def fold(sums, index, lanes):
 
 
 @helper
-def add_columns(row, channels, run, repeat, sums, first):
-    """Add a row of column sums to the sums of their channels, from ``first`` on.
+def add_columns(tensor, row, channels, run, repeat, sums, first):
+    """Add a row of a tensor's column sums to the sums of their channels, from ``first`` on.
 
     The row repeats all channels ``repeat`` times, with ``run`` elements of each.
     """
-    if run > 1:
+    if 1 < run < LANES and not is_double(tensor):  # most lanes would be empty
+        whole = run // EIGHT * EIGHT
+        for c in range(channels):
+            at, eight = c * run, splat_eight(0.0)
+            for i in range(at, at + whole, EIGHT):
+                eight = eight + load_eight(row, i)
+            total = sum_of_lanes(eight)
+            for i in range(at + whole, at + run):
+                total += get(row, i)
+            add(sums, first + c, total)
+    elif run > 1:
         for c in range(channels):
             add(sums, first + c, sum_of(row, c * run, run))
     else:
@@ -119,8 +132,8 @@ def gather_sums(columns, first, channels, run, repeat, tensor, sums):
     """Add two arrays of column sums, in the order in which a tensor is loaded, to channels'."""
     not_inlined()
     order_sums(columns, channels * run * repeat, tensor)
-    add_columns(columns[0], channels, run, repeat, sums[0], first)
-    add_columns(columns[1], channels, run, repeat, sums[1], first)
+    add_columns(tensor, columns[0], channels, run, repeat, sums[0], first)
+    add_columns(tensor, columns[1], channels, run, repeat, sums[1], first)
 
 
 def _piece() -> int:

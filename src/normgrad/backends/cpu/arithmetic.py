@@ -24,7 +24,7 @@ from .intrinsics import (
     shift,
     smaller,
 )
-from .sums import add, add_copies, array, carry, clear, sum_of
+from .sums import add, add_copies, array, carry, clear, join_neighbours, sum_of
 from .vectors import (
     SPREAD,
     STRIP,
@@ -258,15 +258,20 @@ def outputs(block, base, c0, c1):
     """Write the parameter gradients: the sums over the slots, 0 without slots."""
     not_inlined()
     slots, every, zeros = get(block, B.SLOTS), get(block, B.PARAMETERS), double_buffer(STRIP)
+    shared = get(block, B.SHARED)
     if slots == 0:
         fill(zeros, STRIP, 0.0)
     for first in range(c0, c1, STRIP):
         n, at = smaller(STRIP, c1 - first), base + first
         biases, scaled, xmus = zeros, zeros, zeros
         if slots > 0:
-            biases, scaled = array(block, B.W_BIASES, at), array(block, B.W_WEIGHTS, at)
-            add_copies(biases, every, slots, n)
-            add_copies(scaled, every, slots, n)
+            biases = array(block, B.W_BIASES, at * shared)
+            scaled = array(block, B.W_WEIGHTS, at * shared)
+            add_copies(biases, every, slots, n * shared)
+            add_copies(scaled, every, slots, n * shared)
+            if shared > 1:
+                join_neighbours(biases, n, shared)
+                join_neighbours(scaled, n, shared)
             xmus = array(block, B.W_SUM_DY_XMU, at)
         write_parameters(block, B.OUT_SUM_DY, first, n, biases)
         write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)

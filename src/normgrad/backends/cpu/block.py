@@ -95,10 +95,11 @@ CHAINS, SLOTS, SLOT_LEVELS, PARAMETERS = _block.each(4)
 W_COUNT = _block()
 # Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type if
 # they have to be copied, and their addresses, which a first step finds; and the number of
-# parameters that a set has of its own, or 0 where all sets share them.
-# COPIES: whether there is place for copies. If not, tasks copy what they read, and addresses are 0.
+# elements whose parameters a set has of its own, or 0 where all sets share them; and the number of
+# adjacent elements that have the same. COPIES: whether there is place for copies. If not, tasks
+# copy what they read, and addresses are 0.
 ALONG, COPIES, W_WEIGHT, W_BIAS, ROW_WEIGHT, ROW_BIAS = _block.each(6)
-OWN_PARAMETERS = _block()
+OWN_PARAMETERS, SHARED = _block.each(2)
 
 # Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
 # bits; whether dx's memory has dy's copy from the sums on; the tensors' item sizes; the addresses

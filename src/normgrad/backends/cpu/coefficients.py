@@ -280,6 +280,14 @@ def copy_along(block, slot, at, count, otherwise, copy):
 
 
 @helper
+def repeat_each(numbers, count, times):
+    """Repeat each of an array's first numbers some times, to ``count`` in all, in its place."""
+    not_inlined()
+    for i in range(count - 1, -1, -1):
+        put(numbers, i, get(numbers, i // times))
+
+
+@helper
 def along_rows(block, slot, field, otherwise):
     """The address of the weight or bias along rows, in the arithmetic's type.
 
@@ -290,12 +298,15 @@ def along_rows(block, slot, field, otherwise):
     address, single = get(block, slot), get(block, B.SINGLE) != 0
     _, stride, code = place_of(block, slot, as_int64(0), as_int64(0))
     own = code == (0 if single else 1) and code == get(block, B.X_CODE)
-    if address != 0 and stride == 1 and own and get(block, B.VECTORS_OUTER) == 0:
+    shared = get(block, B.SHARED)
+    if address != 0 and stride == 1 and own and get(block, B.VECTORS_OUTER) == 0 and shared == 1:
         return address
     if get(block, B.COPIES) == 0:
         return as_int64(0)
     copy = get(block, B.WORKSPACE) + get(block, field)
-    copy_along(block, slot, as_int64(0), get(block, B.PARAMETERS), otherwise, copy)
+    copy_along(block, slot, as_int64(0), get(block, B.PARAMETERS) // shared, otherwise, copy)
+    if shared > 1 and single:
+        repeat_each(singles_at(copy), get(block, B.PARAMETERS), shared)
     return copy
 
 

@@ -96,10 +96,13 @@ def cut_of(layout: Layout) -> Cut | None:
     )
     if layout.in_pieces:
         return _of_pieces(layout, whole)
-    if layout.along:
+    if layout.along and not layout.columns:
         return _of_groups(layout, whole)
     if is_small(layout):
         return whole
+    if layout.along:  # a task has sums of the parameters, so that short samples share one
+        tasks = min(layout.policy.tasks, layout.elements // layout.policy.small)
+        return whole._replace(sets_per_task=ceil_div(sets, tasks))
     # Columns of many channels and few positions are cut by channels.
     few_rows = positions < layout.policy.rows_of_part and _are_many(layout, channels)
     if layout.columns and layout.run == 1 and not few_rows:
@@ -334,8 +337,8 @@ def _of_channels(layout: Layout, whole: Cut) -> Cut:
 
 
 def _are_whole(layout: Layout) -> bool:
-    """Whether rows are whole and are read where they are."""
-    return layout.positions == 1 and not any(layout.tiles)
+    """Whether rows, or groups in columns, are whole and are read where they are."""
+    return (layout.positions == 1 or layout.columns) and not any(layout.tiles)
 
 
 def walks_once(layout: Layout) -> bool:
@@ -357,7 +360,8 @@ def keeps_chains(layout: Layout) -> bool:
     A chain is an accumulator in the arithmetic's type, which is added to the sums after some rows.
     """
     # Rows a quarter of a page apart evict one another (see ``gradients``).
-    return walks_once(layout) and layout.run >= min(SHORT, PAGE // 4 // layout.dtype.itemsize)
+    is_long = layout.run >= min(SHORT, PAGE // 4 // layout.dtype.itemsize)
+    return walks_once(layout) and is_long and not layout.columns
 
 
 def walks_forward(layout: Layout) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from . import block as B
 from .accumulate import BATCH, fold, gather_sums, order_sums, start_sums
 from .conversions import HalfStorage
-from .elements import advance, prefetch_bytes_ahead, prefetch_inputs
+from .elements import advance, prefetch_inputs
 from .helpers import as_argument, by_types, helper
 from .intrinsics import (
     as_int64,
@@ -138,9 +138,11 @@ def add_row(arguments, c, part):
     The chain is folded if it is full.
     """
     inlined()
-    operation, tensors, weights, coefficients, chain, sums, writes, streaming, is_full = arguments
+    operation, tensors, weights, coefficients, chain, sums, writes, streaming, is_full, ahead = (
+        arguments
+    )
     dy = tensors[0]
-    prefetch_bytes_ahead(tensors, DISTANCE, c)
+    prefetch_inputs(tensors, c + ahead[0], c + ahead[1])
     weight, of_row = (
         as_loaded(dy, load_part(weights, c, part)),
         row_coefficients(coefficients, 0, part),
@@ -214,7 +216,7 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
             terms = splat_like(dy, x, get(means, r)), zero, weight
             if ahead:
                 for c in range(0, run, LANES):
-                    prefetch_bytes_ahead(here, DISTANCE, c)
+                    prefetch_inputs(here, c + ROWS * steps[0], c + ROWS * steps[1])
             put_short_row(operation, here, run, terms, batch, r - first)
             here = advance(here, steps, 1)
         put_lanes(shift(sums[0], first), 0, sums_of_eight(batch[0]))
@@ -240,7 +242,8 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
     sums = double_buffer(TOTALS), double_buffer(TOTALS), double_buffer(TOTALS)
     most = ROWS // 2 if is_double(x) else ROWS  # those of float64 are twice as long in the cache
     ahead = most * steps[0], most * steps[1]
-    prefetches = get(job, B.J_AHEAD) != 0 and not prefetches_beside_parameters(dy)
+    prefetches = get(job, B.J_AHEAD) != 0 or steps[0] != run
+    prefetches = prefetches and not prefetches_beside_parameters(dy)
     finds_means = get(block_of(job), B.MISSING_MEAN) != 0
     for i in range(0, count, most):
         rows, here = smaller(most, count - i), advance((dy, x, dx), steps, i)
@@ -285,6 +288,8 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
     coefficients = real_buffer(COEFFICIENTS, dy, x)
     sums = double_buffer(EIGHT), double_buffer(EIGHT)
     here, finds_means = (dy, x, dx), get(block_of(job), B.MISSING_MEAN) != 0
+    later = larger(1, DISTANCE // (run * item_size(dy)))
+    ahead = later * steps[0], later * steps[1]
     for i in range(count):
         if is_double(x) and finds_means:
             choose_pilots(job, here[1], steps[1], run, first + i, 1)
@@ -302,7 +307,8 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
         if adds:
             is_full = (i + 1) % ROW_CHAIN == 0 or i + 1 == count
             arguments = (
-                operation, here, weights, coefficients, chain, columns, writes, streaming, is_full
+                operation, here, weights, coefficients, chain, columns, writes, streaming, is_full,
+                ahead,
             )  # fmt: skip
             over_row(add_row, arguments, run)
         else:
@@ -342,7 +348,7 @@ def forward(operation, dy, x, dx, job):
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
     steps, streaming = three(job, B.J_CHANNEL_STEPS), is_streamed(dx, job)
     at_once = larger(1, smaller(EIGHT, NEAR // (run * item_size(x))))
-    along, ahead = parameters_along(x, x, job), NEAR // item_size(x)
+    along, ahead = parameters_along(x, x, job), at_once * steps[1]
     means, invstds, rests = double_buffer(EIGHT), double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):
         c, rows, here = first + start, smaller(at_once, count - start), shift(x, start * steps[1])

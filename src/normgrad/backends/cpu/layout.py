@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ... import dtypes
 from ...dtypes import DType
 from ...layout import Axis, ceil_div, round_up
 from ...problem import STATISTICS, Problem
@@ -24,6 +25,12 @@ LONGEST_PIECE = 1 << 13
 #: The lines that the L1 cache holds of one offset in their pages, and the bytes of a page. If more
 #: rows lie whole pages apart, they evict one another.
 WAYS, PAGE = 8, 1 << 12
+#: The most positions of group norm's channels whose groups are walked down as rows, adjacent or in
+#: columns, and the least samples: what a channel costs beside its elements outweighs these.
+FEW_IN_ROWS, FEW_IN_COLUMNS, LEAST_SAMPLES = 31, 63, 4
+#: The most elements in a row of columns that one walk sums and writes: its coefficients and sums
+#: stay in the L1 cache.
+WALKED = 512
 #: The SIMD lanes in a kernel's vectors (see lanes.py); a row's length should be a multiple of them.
 LANES = 32
 #: The most elements in a row that is summed in float32 alone.
@@ -33,6 +40,9 @@ FETCHED = 1024
 
 #: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
+
+#: The dtypes whose arithmetic is float32.
+SINGLES = {dtypes.float32, dtypes.float16, dtypes.bfloat16}
 
 #: The placeholder for an absent axis.
 _NO_AXIS = Axis(1, (0, 0, 0))
@@ -51,7 +61,9 @@ class Layout(NamedTuple):
         run, last_run: the elements of a channel in a row, and in the last row.
         run_strides: the strides of these elements in (grad_out, input, result).
         along: whether each row is a statistics group, and each of its elements has its own
-            parameters, as in layer norm.
+            parameters, as in layer norm; in columns, whether a channel takes the place of a group,
+            and each element of its rows has its own parameters.
+        shared: how many adjacent elements of such a row have the same parameters: a channel's.
         together: the number of samples that are processed as one with the channels of all.
         repeat: the positions in a row of columns.
         chunk: the channels in a row of columns.
@@ -70,6 +82,7 @@ class Layout(NamedTuple):
     last_run: int = 1
     run_strides: tuple[int, ...] = (1, 1, 1)
     along: bool = False
+    shared: int = 1
     together: int = 1
     repeat: int = 1
     chunk: int = 1
@@ -78,7 +91,7 @@ class Layout(NamedTuple):
     @property
     def in_pieces(self) -> bool:
         """Whether long rows that are statistics groups are cut into pieces."""
-        return self.along and self.rows.size > 1
+        return self.along and not self.columns and self.rows.size > 1
 
     @property
     def has_adjacent_channels(self) -> bool:
@@ -112,9 +125,9 @@ class Layout(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """The number of elements of each parameter gradient."""
+        """The number of elements of each parameter gradient, of each element where they share."""
         if self.along and not self.problem.by_row:
-            return self.sets.size * self.run
+            return (self.channel if self.columns else self.sets).size * self.run
         return self.problem.parameters
 
     @property
@@ -179,29 +192,60 @@ def _repeated(policy: Policy, channels: int, most: int, itemsize: int) -> int:
     return max(fewer, key=lambda n: (min(rows, rows_in_l1(n * channels * itemsize)), n))
 
 
+def _turned(axis: Axis, factor: int, size: int) -> Axis:
+    """An axis of ``size`` steps, each of which is some of another axis's."""
+    return Axis(size, tuple(factor * stride for stride in axis.strides))
+
+
 def _rows_as_groups(problem: Problem) -> Problem:
     """Make each group of a sample a row: samples take the place of channels, groups that of sets.
 
-    This is for group norm of channels that have one position each. Sums per channel would then be
-    as many as the elements, so sums are taken along a row instead.
+    This is for group norm of channels that have few positions each. Sums per channel would then be
+    nearly as many as the elements, so sums are taken along a row instead.
     """
-
-    def turned(axis: Axis, factor: int, size: int) -> Axis:
-        return Axis(size, tuple(factor * stride for stride in axis.strides))
-
     vectors = dict(problem.vectors)
     for role in STATISTICS:
         if role in vectors:
             vector = vectors[role]
             vectors[role] = vector._replace(stride=vector.set_stride, set_stride=vector.stride)
-    per_group = problem.per_group
+    per_group, inner = problem.per_group, problem.inner
+    of_elements = inner if inner.size > 1 else problem.channel
     return problem._replace(
-        sets=turned(problem.channel, per_group, problem.channel.size // per_group),
+        sets=_turned(problem.channel, per_group, problem.channel.size // per_group),
         channel=problem.sets,
-        inner=turned(problem.channel, 1, per_group),
+        inner=_turned(of_elements, 1, per_group * inner.size),
         vectors=vectors,
         per_group=1,
     )
+
+
+def _has_few_positions(problem: Problem, most: int) -> bool:
+    """Whether a channel of group norm has few positions, all tensors have one half or single dtype,
+    and statistics are all given, or computed with y."""
+    data = {problem.grad_out, problem.input, problem.result or problem.input}
+    lacks = problem.missing_mean, problem.missing_invstd
+    walks = lacks == (True, True) and problem.result if problem.forward else lacks == (False, False)
+    few = problem.positions <= most and problem.sets.size >= LEAST_SAMPLES
+    return few and bool(walks) and not problem.outer and len(data) == 1 and data < SINGLES
+
+
+def _has_rows_as_groups(problem: Problem) -> bool:
+    """Whether each group of a sample becomes a row: channels of one position, or few adjacent ones.
+
+    Of several positions, each element of a row has sums of its own for the parameters' gradients,
+    which are added up at the end; so there have to be some samples.
+    """
+    if problem.per_group == 1 or problem.positions == 1:
+        return problem.per_group > 1
+    size = problem.inner.size
+    adjacent = problem.inner.strides == (1, 1, 1) and problem.channel.strides == (size, size, size)
+    return adjacent and _has_few_positions(problem, FEW_IN_ROWS)
+
+
+def _has_groups_as_channels(problem: Problem) -> bool:
+    """Whether each group becomes a channel with elements that have the parameters, in columns."""
+    fits = 1 < problem.per_group <= WALKED and problem.channel.strides == (1, 1, 1)
+    return fits and _has_few_positions(problem, FEW_IN_COLUMNS)
 
 
 def _samples_together(problem: Problem, policy: Policy) -> int:
@@ -299,11 +343,24 @@ def _in_rows(layout: Layout) -> Layout:
     )  # fmt: skip
 
 
+def _in_groups(problem: Problem, policy: Policy) -> Layout:
+    """The layout of group norm whose groups take the place of channels, in columns."""
+    size, channel = problem.per_group, problem.channel
+    problem = problem._replace(channel=_turned(channel, size, channel.size // size), per_group=1)
+    return Layout(
+        problem, policy, problem.sets, (), problem.channel, problem.input, columns=True,
+        rows=problem.inner, run=size, last_run=size, run_strides=channel.strides, along=True,
+        chunk=WALKED // size,
+    )  # fmt: skip
+
+
 def layout_of(problem: Problem, policy: Policy) -> Layout:
     """Choose the layout that copies the fewest tensors to tiles."""
-    along, is_read = problem.by_row, not (problem.is_empty or problem.gathers)
-    if is_read and problem.per_group > 1 and problem.positions == 1:
-        problem, along = _rows_as_groups(problem), True
+    along, is_read, shared = problem.by_row, not (problem.is_empty or problem.gathers), 1
+    if is_read and _has_rows_as_groups(problem):
+        problem, along, shared = _rows_as_groups(problem), True, problem.positions
+    elif is_read and _has_groups_as_channels(problem):
+        return _in_groups(problem, policy)
     sets, outer, channel, inner = problem.sets, problem.outer, problem.channel, problem.inner
     data = (problem.grad_out, problem.input, problem.result)
     present = {each for each in data if each is not None}
@@ -332,7 +389,7 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
     by_columns = tiles_for(channel)
 
     if along:
-        layout = layout._replace(along=True, tiles=by_rows)
+        layout = layout._replace(along=True, shared=shared, tiles=by_rows)
         return _in_pieces(layout) if _are_long(layout) else _of_inner(layout, inner.size)
 
     # Short adjacent channels together form one row of columns for each outer index.

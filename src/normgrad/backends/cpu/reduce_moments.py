@@ -339,7 +339,7 @@ def add_exactly(x, step, rows, means, sums, width):
 @by_types
 def add_moments(operation, x, step, rows, means, sums, width, ahead):
     """Add some rows to the moments of their elements, in the operation's way."""
-    if operation.operation == EXACT:
+    if operation.operation in (EXACT, "forward"):
         return lambda operation, x, step, rows, means, sums, width, ahead: add_exactly(
             x, step, rows, means, sums, width
         )

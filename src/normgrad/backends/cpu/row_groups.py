@@ -371,8 +371,8 @@ def gradients_in_tiles(operation, dy, x, dx, job):
             transpose(tiles[0], LANES, here[2], steps[2], rows, run)
     if get(job, B.J_ADDS) != 0:
         totals, at = sums_of(job), get(job, B.J_FIRST)
-        add_columns(columns[0], run, LANES, 1, totals[0], at)
-        add_columns(columns[1], run, LANES, 1, totals[1], at)
+        add_columns(dy, columns[0], run, LANES, 1, totals[0], at)
+        add_columns(dy, columns[1], run, LANES, 1, totals[1], at)
 
 
 @helper

@@ -148,7 +148,8 @@ def _facts(schedule: Schedule) -> _Fields:
         B.X_CODE: problem.input.code,
         B.CENTRED: problem.centred,
         B.ALONG: layout.along,
-        B.OWN_PARAMETERS: 0 if problem.by_row else layout.run,
+        B.OWN_PARAMETERS: 0 if problem.by_row or layout.columns else layout.run,
+        B.SHARED: layout.shared,
         B.COLUMNS: layout.columns,
         B.TILES: sum(in_tiles << tensor for tensor, in_tiles in enumerate(layout.tiles)),
         B.DY_IN_DX: keeps_copy(layout),
@@ -234,7 +235,7 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
     own = cut.at_once if is_alone and over_tensors[0].parts == 1 else 0
     if layout.along:
         summing = next((step.cut for step in schedule.steps if step.along), cut)
-        slots = summing.blocks * (summing.turns if problem.by_row else 1)
+        slots = summing.blocks * (summing.turns if problem.by_row or layout.columns else 1)
     channels, parameters = layout.channel.size, layout.parameters
     count = cut.tasks * own or banks * channels
     groups = round_up(count // problem.per_group * double, ALIGNMENT)

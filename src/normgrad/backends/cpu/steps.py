@@ -195,7 +195,7 @@ def _backward(layout: Layout, cuts: _Cuts) -> list[Step]:
     steps.append(step)
     if outputs and not (last or after & outputs):
         parameters = over_channels(
-            layout, layout.parameters, tensors.copies, per_group=problem.per_group
+            layout, layout.parameters // layout.shared, tensors.copies, per_group=problem.per_group
         )
         steps.append(Step(parameters, last=outputs))
     return steps

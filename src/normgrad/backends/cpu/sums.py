@@ -67,6 +67,17 @@ def add_copies(sums, apart, copies, count):
 
 
 @helper
+def join_neighbours(sums, count, several):
+    """Put into each of so many places the sum of several neighbours, which follow each other."""
+    not_inlined()
+    for i in range(count):
+        total = 0.0
+        for j in range(i * several, (i + 1) * several):
+            total += get(sums, j)
+        put(sums, i, total)
+
+
+@helper
 def sum_of(terms, first, count):
     """The sum of some numbers, of many in lanes."""
     not_inlined()

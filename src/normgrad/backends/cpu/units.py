@@ -64,6 +64,8 @@ LOOPS = {
         **dict.fromkeys(("sums", "evaluate"), "reduce.reduce_columns"),
         **dict.fromkeys(("moments", EXACT), "reduce_moments.moments_of_columns"),
         **dict.fromkeys(("apply", "scale", "normalise"), "write.write_columns"),
+        "gradients" + ALONG: "samples.gradients",
+        "forward" + ALONG: "samples.forward",
     },
 }
 #: The codes of the dtypes for which an operation has no kernel.

@@ -290,7 +290,7 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
 def walk(block, step, kernel, uses, job, s, c0, c1, first, last):
     """Call a kernel for the positions first to last of some channels, piece by piece."""
     not_inlined()
-    of_set = s * get(block, B.POSITIONS) if get(block, B.ALONG) != 0 else 0
+    of_set = s * get(block, B.POSITIONS) if get(block, B.VECTORS_OUTER) != 0 else 0
     rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
     most, channels = get(step, B.PIECE_ROWS), get(step, B.PIECE_CHANNELS)
     put(job, B.J_BEGIN, of_set + first)
@@ -350,6 +350,9 @@ def sum_parameters(block, step, job, s, slot, b0, b1, first, last):
         sums = slot_of(block, slot * get(block, B.SLOT_LEVELS), s, i)
         put(job, B.J_SUMS + i, address_of(sums))
         put(job, B.J_CHAINS + i, address_of(slot_of(block, slot, s, 2 + i)))
+    if get(block, B.COLUMNS) != 0:
+        walk(block, step, kernel, uses, job, s, b0, b1, as_int64(0), positions)
+        return
     for position in range(first, last):
         run = get(block, B.LAST_RUN if position + 1 == get(block, B.ROWS) else B.RUN)
         at = s * positions + position
@@ -362,6 +365,8 @@ def clear_slot(block, slot, s):
     not_inlined()
     levels, has_chains = get(block, B.SLOT_LEVELS), get(block, B.CHAINS) != 0
     count = get(block, B.POSITIONS) * get(block, B.RUN)
+    if get(block, B.COLUMNS) != 0:
+        count = get(block, B.PARAMETERS)
     for i in range(2):
         for level in range(levels):
             clear(slot_of(block, slot * levels + level, s, i), count)
