@@ -15,6 +15,7 @@ from ...problem import PLACES
 from .. import NativeSchedule
 from . import block as B
 from . import store, teams, units
+from .cuts import cost_of
 from .schedule import Schedule
 from .teams import ALONE, Team
 
@@ -53,6 +54,8 @@ class Runner:
 
     def __init__(self, schedule: Schedule) -> None:
         self.words = _words(schedule)
+        layout = schedule.layout
+        self._for_workers = cost_of(layout) >= layout.policy.shared_by_workers
 
     @cached_property
     def _memory(self) -> tuple[npt.NDArray[np.int64], ...]:
@@ -74,7 +77,9 @@ class Runner:
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
         places = _places(*addresses)
-        is_done = self._is_done(teams.ready() if self.words.parallel else ALONE, places)
+        is_done = self._is_done(
+            teams.ready(self._for_workers) if self.words.parallel else ALONE, places
+        )
         if not is_done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
             raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 

@@ -132,8 +132,11 @@ def team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
     return Team(table.ctypes.data, count)
 
 
-def ready() -> Team:
-    """The team of this thread's next call, whose threads are started as far as they can be."""
+def ready(for_workers: bool) -> Team:
+    """The team of this thread's next call, whose threads are started as far as they can be.
+
+    ``for_workers`` is whether the call is worth worker threads, if there are none of PyTorch's.
+    """
     if not _state.usable:
         return ALONE
     count = min(threads.get_num_threads(), MOST)
@@ -141,7 +144,7 @@ def ready() -> Team:
         return ALONE
     functions = of_torch()
     if functions is None:
-        return _of_workers(count)
+        return _of_workers(count) if for_workers else ALONE
     return team(functions, count) if _start_openmp(functions, count) else ALONE
 
 
