@@ -42,7 +42,7 @@ INTERNALS = {
 
 #: The most cases of a test that run, if its cases differ only in numbers. An interpreter takes far
 #: longer than a compiled kernel. With NORMGRAD_FULL=1, all cases run.
-SAMPLE = 1 if INTERPRETED else 12
+SAMPLE = 1 if INTERPRETED else 10
 
 #: Folders and files whose tests each start a process, and so share few imports or fixtures.
 APART = {"capi", "cli", "examples", "faults", "test_documentation.py", "test_examples.py"}

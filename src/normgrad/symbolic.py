@@ -160,7 +160,7 @@ class SymInt:
         return hash(self.__index__())
 
     def __repr__(self) -> str:
-        return f"SymInt({self.value})"
+        return repr(self.value)
 
 
 def gcd(first: Any, second: int) -> int:

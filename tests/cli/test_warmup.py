@@ -77,11 +77,11 @@ def test_without_a_folder_it_says_so(cli, compiled, monkeypatch, tmp_path):
 
 def test_everything_is_every_kernel_a_program_can_name():
     names = units.every()
-    # Rows have six operations and three along them, columns seven, for four dtypes; moments have
-    # one for half data; gradients and the forward pass along rows, and those of few positions in
-    # columns, have one for all but float64; what moves tiles has one for ten pairs of dtypes; and
-    # there are the driver, three for threads, tasks, those in tiles, and seven units of arithmetic.
-    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 4 * 3 + 10 + 1 + 3 + 2 + 7
+    # Rows have six operations and five along them, columns seven, for four dtypes; moments have
+    # one for half data; gradients and the forward pass of few positions in columns have one for all
+    # but float64; what moves tiles has one for ten pairs of dtypes; and there are the driver, three
+    # for threads, tasks, those in tiles, and seven units of arithmetic.
+    assert len(names) == (6 + 5 + 7) * 4 + 2 * 2 + 2 * 3 + 10 + 1 + 3 + 2 + 7
     of_cpus = named(typical.schedules([*PLANNED], dtypes.FLOATS, typical.LAYOUTS))
     assert of_cpus == set(names)
 

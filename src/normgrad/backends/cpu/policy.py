@@ -31,9 +31,6 @@ class Policy:
         small: smaller tensors are not cut, and fewer channels' arithmetic is not shared by
             threads; no larger samples are processed as one.
         shared: the least float32 elements, read in place, for PyTorch's threads, as in PyTorch.
-        shared_by_workers: the same for worker threads, which do not spin while they wait. One
-            thread takes about 100 µs for so many; where the second waits for a busy core, a call
-            takes 300 times as long.
         part: the least elements of a channel's or a sample's part: cutting further does not pay.
             Longer rows are cut, so that several tasks can share a row.
         in_cache: the bytes of dy and x that stay in a core's cache from sums to dx; twice as many
@@ -64,7 +61,6 @@ class Policy:
     rows: int = 128
     small: int = 1 << 14
     shared: int = 1 << 15
-    shared_by_workers: int = 1 << 17
     part: int = 1 << 13
     in_cache: int = 1 << 19
     tasks: int = 64
@@ -82,6 +78,10 @@ class Policy:
         """The number of tasks that tensors of so many elements are cut into."""
         return max(self.tasks, min(MOST_TASKS, elements // LARGE_TASK))
 
+
+#: As ``Policy.shared``, for worker threads, which do not spin while they wait. One thread takes
+#: about 100 µs for so many; where the second waits for a busy core, a call takes 300 times as long.
+SHARED_BY_WORKERS = 1 << 17
 
 #: The most tasks of a step, each of which may need sums of its own in the workspace, and the
 #: elements of a task of a large tensor, which one core takes some 50 µs for.

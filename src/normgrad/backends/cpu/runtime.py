@@ -16,6 +16,7 @@ from .. import NativeSchedule
 from . import block as B
 from . import store, teams, units
 from .cuts import cost_of
+from .policy import SHARED_BY_WORKERS
 from .schedule import Schedule
 from .teams import ALONE, Team
 
@@ -54,8 +55,7 @@ class Runner:
 
     def __init__(self, schedule: Schedule) -> None:
         self.words = _words(schedule)
-        layout = schedule.layout
-        self._for_workers = cost_of(layout) >= layout.policy.shared_by_workers
+        self._for_workers = cost_of(schedule.layout) >= SHARED_BY_WORKERS
 
     @cached_property
     def _memory(self) -> tuple[npt.NDArray[np.int64], ...]:

@@ -68,8 +68,11 @@ LOOPS = {
         "forward" + ALONG: "samples.forward",
     },
 }
-#: The codes of the dtypes for which an operation has no kernel.
-_UNUSED = {"moments": (_SINGLE, _DOUBLE)}
+#: The codes of the dtypes for which a pattern and an operation have no kernel.
+_UNUSED = {
+    **dict.fromkeys((("rows", "moments"), ("columns", "moments")), (_SINGLE, _DOUBLE)),
+    **dict.fromkeys((("columns", "gradients" + ALONG), ("columns", "forward" + ALONG)), (_DOUBLE,)),
+}
 
 
 def kernel(pattern: str, operation: str, code: int) -> str:
@@ -87,7 +90,7 @@ KERNELS = {
     kernel(pattern, operation, code): (pattern, operation, code)
     for pattern, operations in LOOPS.items()
     for operation, code in itertools.product(operations, _DTYPES)
-    if code not in _UNUSED.get(operation, ())
+    if code not in _UNUSED.get((pattern, operation), ())
 }
 #: The codes of the dtypes of the tensor and of the tile, for every mover, by its name.
 MOVERS = {
