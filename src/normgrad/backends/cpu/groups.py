@@ -74,6 +74,8 @@ from .write import is_streamed, parameters_along, stream_row, write_row
 TOTALS = ROWS + LANES
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.
 ROW = SHORT + LANES
+#: The elements of float64 from which on fewer rows are processed at a time.
+LONG_DOUBLE = 128
 #: The bytes of x in rows that are written together after their moments: they stay in the L1 cache
 #: beside what is written.
 NEAR = 8 << 10
@@ -240,7 +242,8 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
     streaming = streams_lines(job, dx, run, steps[2])
     coefficients = real_buffer(COEFFICIENTS, dy, x)
     sums = double_buffer(TOTALS), double_buffer(TOTALS), double_buffer(TOTALS)
-    most = ROWS // 2 if is_double(x) else ROWS  # those of float64 are twice as long in the cache
+    # Sixteen longer rows of float64 do not stay in the L1 cache.
+    most = ROWS // 2 if is_double(x) and run >= LONG_DOUBLE else ROWS
     ahead = most * steps[0], most * steps[1]
     prefetches = get(job, B.J_AHEAD) != 0 or steps[0] != run
     prefetches = prefetches and not prefetches_beside_parameters(dy)
