@@ -34,6 +34,25 @@ def network():
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
 
+def test_the_profiler_says_nothing():
+    program = (
+        "import os, torch, normgrad.torch as nt\n"
+        "from normgrad.torch import estimating\n"
+        "estimating.STEP_SECONDS = estimating.LAYER_SECONDS = 0\n"
+        "nt.estimate(torch.nn.LayerNorm(4), torch.ones(3, 4))\n"
+        "assert 'KINETO_LOG_LEVEL' not in os.environ\n"
+    )
+    environment = {**os.environ, "NORMGRAD_QUIET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("converted", [True, False])
 def test_the_calls_of_a_step_are_timed(training, converted):
