@@ -41,9 +41,6 @@ FETCHED = 1024
 #: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
 
-#: The dtypes whose arithmetic is float32.
-SINGLES = {dtypes.float32, dtypes.float16, dtypes.bfloat16}
-
 #: The placeholder for an absent axis.
 _NO_AXIS = Axis(1, (0, 0, 0))
 
@@ -226,7 +223,8 @@ def _has_few_positions(problem: Problem, most: int) -> bool:
     lacks = problem.missing_mean, problem.missing_invstd
     walks = lacks == (True, True) and problem.result if problem.forward else lacks == (False, False)
     few = problem.positions <= most and problem.sets.size >= LEAST_SAMPLES
-    return few and bool(walks) and not problem.outer and len(data) == 1 and data < SINGLES
+    single = len(data) == 1 and problem.arithmetic is dtypes.float32
+    return few and bool(walks) and not problem.outer and single
 
 
 def _has_rows_as_groups(problem: Problem) -> bool:

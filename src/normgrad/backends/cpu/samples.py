@@ -116,6 +116,16 @@ def sum_part(arguments, c, part):
         fold_in_sequence(dy, gradients[1], c, invstd * product + rest * total, part)
 
 
+@helper
+def write_positions(operation, tensors, steps, positions, c, coefficients, part, streaming):
+    """Write dx or y of a part of some groups at all positions."""
+    inlined()
+    for _ in range(positions):
+        lanes = linear_form(operation, tensors, c, coefficients, part)
+        store_part(tensors[2], c, lanes, part, streaming)
+        tensors = advance(tensors, steps, 1)
+
+
 @as_argument
 def write_part(arguments, c, part):
     """Write dx of a part of some groups at all positions."""
@@ -127,10 +137,7 @@ def write_part(arguments, c, part):
         as_loaded(dy, load_lanes(means, c)), as_loaded(dy, load_lanes(rows[2], c)),
         as_loaded(dy, load_lanes(rows[3], c)),
     )  # fmt: skip
-    for _ in range(positions):
-        lanes = linear_form(operation, tensors, c, coefficients, part)
-        store_part(tensors[2], c, lanes, part, streaming)
-        tensors = advance(tensors, steps, 1)
+    write_positions(operation, tensors, steps, positions, c, coefficients, part, streaming)
 
 
 @helper
@@ -189,10 +196,7 @@ def normalise_part(arguments, c, part):
         as_loaded(x, load_lanes(rows[0], c)), as_loaded(x, load_lanes(rows[2], c)),
         as_loaded(x, load_part(along[0], c, part)),
     )  # fmt: skip
-    for _ in range(positions):
-        lanes = linear_form(operation, tensors, c, coefficients, part)
-        store_part(tensors[2], c, lanes, part, streaming)
-        tensors = advance(tensors, steps, 1)
+    write_positions(operation, tensors, steps, positions, c, coefficients, part, streaming)
 
 
 @helper

@@ -425,9 +425,6 @@ def run_task(block, step, task):
             start_job(block, job, base, part)
             put(job, B.J_BUFFER, buffer)
             if sums != 0:
-                put(
-                    job, B.J_BUFFER, address_of(buffer) if get(step, B.SUMS_USES) & B.USES_DY else 0
-                )
                 sum_channels(block, step, job, s, b0, b1, first, last, after == 0)
             if after != 0:
                 call(arithmetic, (block, after, s, base, b0, b1))
