@@ -27,7 +27,7 @@ from normgrad import aclnn
 from normgrad.bench import timing
 from normgrad.capi import build
 from normgrad.capi.declarations import DIALECTS, functions_of
-from normgrad.testing.c_functions import of_libraries
+from normgrad.testing.c_functions import find
 
 STARTS, SMALL_ROUNDS, LARGE_ROUNDS = 15, 5000, 41
 SMALL, LARGE = (1, 2, 4), (32, 64, 56 * 56)
@@ -57,10 +57,10 @@ def start(program: Path, rounds: int = 1) -> tuple[float, list[float]]:
 
 def functions(out: Path) -> SimpleNamespace:
     """The functions of libascendcl, libnnopbase and libopapi, by ctypes."""
-    libraries = DIALECTS[0].libraries
-    find = of_libraries([ctypes.CDLL(str(out / "lib" / f"lib{name}.so")) for name in libraries])
-    declared = (function for library in libraries for function in functions_of(library))
-    return SimpleNamespace(**{function.name: find(function) for function in declared})
+    names = DIALECTS[0].libraries
+    libraries = [ctypes.CDLL(str(out / "lib" / f"lib{name}.so")) for name in names]
+    declared = (function for name in names for function in functions_of(name))
+    return SimpleNamespace(**{function.name: find(function, libraries) for function in declared})
 
 
 def large(out: Path) -> dict[str, Callable[[], None]]:

@@ -120,7 +120,9 @@ CONTRACT = rules.Contract(
 #: The one product of this dialect, since InfiniCore does not distinguish products.
 ANY_PRODUCT = rules.Product("", (), frozenset({_CREATE}))
 
-_STATUSES = {
+#: The statuses of broken rules, by what they are about.
+STATUSES = {
+    **dict.fromkeys(rules.EVERY, INFINI_STATUS_BAD_PARAM),
     rules.Aspect.DTYPE: INFINI_STATUS_BAD_TENSOR_DTYPE,
     rules.Aspect.SHAPE: INFINI_STATUS_BAD_TENSOR_SHAPE,
     rules.Aspect.STRIDES: INFINI_STATUS_BAD_TENSOR_STRIDES,
@@ -335,7 +337,7 @@ def _make_plan(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpe
     try:
         rules.check(rules.Call(CONTRACT, ANY_PRODUCT, tensors), (ANY_PRODUCT,))
     except rules.ContractError as error:
-        status = _STATUSES[error.aspect]
+        status = STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {

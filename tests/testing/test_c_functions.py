@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from trials import apart, compiled
@@ -59,3 +61,17 @@ def test_a_library_without_its_companions(tmp_path):
         f"{path}: no infiniopCreateHandle; allowed: a library that has it, itself or in "
         "libinfinirt.so in its folder or on the loader's path"
     )
+
+
+def test_what_is_expected_does_not_come_from_our_libraries():
+    """They are tested too: the suites know no more of them than the declarations."""
+    package = Path(testing.__file__).parent
+    imports = {
+        line.strip()
+        for path in package.glob("*.py")
+        for line in re.findall("^ *(?:from|import) .*capi.*", path.read_text("utf-8"), re.M)
+    }
+    assert imports == {
+        "from ..capi.declarations import functions_of",
+        "from ..capi.signatures import Function",
+    }

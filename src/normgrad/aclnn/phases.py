@@ -15,7 +15,7 @@ from .. import dtypes, layout
 from ..dialects import Use, shared_memory, span
 from ..memory import LINE
 from ..plans import CACHE_SIZE, Plan, keep
-from ..rules import Aspect, Call, Contract, ContractError, check
+from ..rules import EVERY, Aspect, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, describe, represent
 from ..workspaces import Launcher, Memory
@@ -23,11 +23,12 @@ from .products import PRODUCTS, Device, current
 from .tensors import AclnnError, Signature, Status, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
-_STATUSES = {
+#: The statuses of broken rules, by what they are about.
+STATUSES = {
+    **dict.fromkeys(EVERY, Status.ACLNN_ERR_PARAM_INVALID),
     Aspect.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
     Aspect.PRODUCT: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
 }
-
 
 #: The outputs that may have exactly the memory of the data.
 _IN_PLACE = ("gradInput", "output", "yOut")
@@ -139,7 +140,7 @@ def phase_1(
         try:
             prepared = _prepare(translation, device, call)
         except ContractError as error:
-            status = _STATUSES.get(error.aspect, Status.ACLNN_ERR_PARAM_INVALID)
+            status = STATUSES[error.aspect]
             raise AclnnError(status, contract.name, str(error), error.parameter) from None
         except Exception as error:
             message = f"phase 1: {error}"

@@ -7,41 +7,28 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ctypes import c_bool, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_bool, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from .. import aclnn
-from ..aclnn import aclFormat, products
+from ..aclnn import Status, aclFormat, products
 from ..aclnn.contracts import CHANNEL_LAST, RANKS
+from ..aclnn.phases import STATUSES
 from ..aclnn.tensors import NUMPY
 from ..aclnn.translations import BATCH_NORM, ELEMT, GROUP_NORM, OPTIONS, REDUCE
-from ..capi.acl import aclrtSetDevice
-from ..capi.enums import aclError, aclrtMemcpyKind, aclrtMemMallocPolicy, aclSysParamOpt
-from ..rules import Product
+from ..rules import Aspect, Product
 from . import suite
 from .c_functions import Functions, RefusedError
 from .cases import Case as OperatorsCase
 from .cases import Topic, thinned, varied
 from .conversions import NotOfferedError
-from .libraries import (
-    Argument,
-    Change,
-    LibraryCase,
-    Request,
-    Steps,
-    Tensor,
-    both,
-    check_only,
-    our_library,
-    redescribe,
-    with_mistakes,
-)
+from .libraries import Argument, LibraryCase, Mistake, Request, Steps, Tensor
 from .memory import Watched, guarded
-from .neighbours import Neighbours, keeps, neighbours
+from .neighbours import Neighbours, breach
 from .outcomes import Outcome, convention
 from .subjects import OTHER_BITS, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
@@ -54,6 +41,11 @@ _TESTED = tuple(each.contract.name for each in (BATCH_NORM, REDUCE, ELEMT, GROUP
 
 #: aclDataType by the dtypes' names.
 _CODES = {dtype.name: code for code, dtype in NUMPY.items()}
+
+#: ACL_ERROR_REPEAT_INITIALIZE, as :class:`RefusedError` names it.
+_REPEATED = "status 100002"
+#: Values of aclrtMemMallocPolicy, of aclrtMemcpyKind and of aclSysParamOpt.
+_HUGE_FIRST, _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DETERMINISTIC = 0, 1, 2, 0
 
 
 class Aclnn(Steps):
@@ -78,7 +70,7 @@ class Aclnn(Steps):
         try:
             functions.call("aclInit", None)
         except RefusedError as error:
-            if error.status != aclError.ACL_ERROR_REPEAT_INITIALIZE.name:
+            if error.status != _REPEATED:
                 raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
         chip = ""
         if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
@@ -103,32 +95,32 @@ class Aclnn(Steps):
         """Choose device 0, and create a stream."""
         functions.call("aclrtSetDevice", 0)
         if "aclrtCtxSetSysParamOpt" in functions:  # else some devices add in any order
-            functions.ask("aclrtCtxSetSysParamOpt", aclSysParamOpt.ACL_OPT_DETERMINISTIC, 1)
+            functions.ask("aclrtCtxSetSysParamOpt", _DETERMINISTIC, 1)
         stream = c_void_p()
-        functions.call("aclrtCreateStream", stream)
+        functions.call("aclrtCreateStream", byref(stream))
         return stream.value
 
     def run(self) -> None:
-        request, functions = self.request, self.functions
+        request, call = self.request, self.functions.call
+        name = request.mistake.partition(" handed to ")[2] or request.operator
         check = f"{request.operator}{_PHASE_1}"
-        self._require(check, request.computed_by or request.operator)
+        self._require(check, name)
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
         places = (
-            self.unless("workspaceSize: no place for it", size),
-            self.unless("executor: no place for it", executor),
+            self.unless("workspaceSize: no place for it", byref(size)),
+            self.unless("executor: no place for it", byref(executor)),
         )
-        functions.call(check, *handles.values(), *places)
+        call(check, *handles.values(), *places)
         if request.computes:
-            if request.runs > 1 or "executor: destroyed" in request.mistakes:
+            if request.runs > 1 or request.mistake == "executor: destroyed":
                 self._require("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
-                functions.call("aclSetAclOpExecutorRepeatable", executor.value)
-                handle = self.track(executor.value or 0, "aclDestroyAclOpExecutor")
-                self.argument("executor", handle)
-            for name, handle in handles.items():
-                if f"{name}: destroyed between the phases" in request.mistakes:
+                call("aclSetAclOpExecutorRepeatable", executor)
+                self.argument("executor", self.track(executor.value, "aclDestroyAclOpExecutor"))
+            for each, handle in handles.items():
+                if request.mistake == f"{each}: destroyed between the phases":
                     self.destroy(handle)
-            self._compute(executor.value, size.value)
+            self._compute(name, self.unless("executor: null", executor), size.value)
         self.destroy(*(each for each in self.living if each not in self.blocks.values()))
 
     def _require(self, *names: str) -> None:
@@ -136,75 +128,66 @@ class Aclnn(Steps):
             if name not in self.functions:
                 raise NotOfferedError(f"no {name}")
 
+    def _compute(self, name: str, executor: c_void_p | None, size: int) -> None:
+        workspace, before = self.workspace(size), Outcome()
+        is_again = self.request.mistake == "executor: used again"
+        for _ in range(2 if is_again else self.request.runs):
+            self.functions.call(name, *workspace, executor, self.stream)
+            self.functions.call("aclrtSynchronizeStream", self.stream)
+            self.written = self.request.outputs
+            if self.request.runs > 1:
+                now = Outcome(self.outputs())
+                how = f"{OTHER_BITS} when the executor runs again"
+                self.faults += [convention(how, name) for name in unlike(before, now)]
+                before = now
+
     def _block(self, name: str) -> int:
         """The address of the device's copy of a tensor's memory, which may have several tensors."""
         memory = self.memory[name]
         if memory not in self.blocks:
             values, address = memory.bytes(), c_void_p()
-            policy = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST
-            self.functions.call("aclrtMalloc", address, values.size, policy)
-            self.blocks[memory] = self.track(address.value or 0, "aclrtFree")
-            self._copy(self.blocks[memory], values.ctypes.data, values.size, "HOST_TO_DEVICE")
+            self.functions.call("aclrtMalloc", byref(address), values.size, _HUGE_FIRST)
+            self.blocks[memory] = self.track(address.value, "aclrtFree")
+            self._copy(self.blocks[memory], values.ctypes.data, values.size, _HOST_TO_DEVICE)
         return self.blocks[memory]
 
-    def _copy(self, to: int, source: int, size: int, way: str) -> None:
-        kind = aclrtMemcpyKind[f"ACL_MEMCPY_{way}"]
+    def _copy(self, to: int, source: int, size: int, kind: int) -> None:
         self.functions.call("aclrtMemcpy", to, size, source, size, kind)
 
     def now(self, memory: Watched) -> Array:
         values = memory.bytes()
         if memory in self.blocks:
-            self._copy(values.ctypes.data, self.blocks[memory], values.size, "DEVICE_TO_HOST")
+            self._copy(values.ctypes.data, self.blocks[memory], values.size, _DEVICE_TO_HOST)
         return values
 
-    def _compute(self, executor: int | None, size: int) -> None:
-        request, functions = self.request, self.functions
-        address = None
-        if size:
-            scratch = self.watch("workspace", np.full(size, 0xFF, np.uint8))
-            address = self._block("workspace") + scratch.start
-        workspace = self.workspace(size, address)
-        handle = self.unless("executor: null", executor)
-        name = request.computed_by or request.operator
-        before = Outcome()
-        for _ in range(2 if "executor: used again" in request.mistakes else request.runs):
-            functions.call(name, *workspace, handle, self.stream)
-            functions.call("aclrtSynchronizeStream", self.stream)
-            if request.runs > 1:
-                now = Outcome(self.outputs())
-                other = unlike(before, now)
-                how = f"{OTHER_BITS} when the executor runs again"
-                self.faults += [convention(how, name) for name in other]
-                before = now
+    def address(self, name: str) -> int:
+        return self._block(name) + self.memory[name].start
 
     def _argument(self, name: str, value: Argument) -> Any:
         """Convert an argument to what phase 1 takes."""
         if isinstance(value, Tensor):
-            return self.argument(name, self._tensor(name, value))
-        if not isinstance(value, tuple):
+            handle = self._create("aclCreateTensor", "aclDestroyTensor", *self._view(name, value))
+        elif isinstance(value, tuple):
+            entries = (c_bool * len(value))(*value)
+            handle = self._create("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
+        else:
             return value
-        entries = (c_bool * len(value))(*value)
-        handle = self._create("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
         return self.argument(name, handle)
 
-    def _tensor(self, name: str, tensor: Tensor) -> int:
-        """Create a contiguous tensor at its own address, a view at its storage's with an offset."""
-        start, offset, storage = self.memory[name].start, 0, tensor.dims
+    def _view(self, name: str, tensor: Tensor) -> tuple[Any, ...]:
+        """A contiguous tensor at its own address, a view at its storage's with an offset."""
+        address, offset, storage = self.address(name), 0, tensor.dims
         if not tensor.array.flags.c_contiguous:
             itemsize = tensor.array.itemsize
-            offset, start = start // itemsize, 0
+            address, offset = self._block(name), self.memory[name].start // itemsize
             storage = (self.memory[name].size // itemsize,)
         dims, steps, sizes = (
             (c_int64 * len(each))(*each) for each in (tensor.dims, tensor.strides, storage)
         )
-        return self._create(
-            "aclCreateTensor",
-            "aclDestroyTensor",
-            *(dims, len(dims), _CODES[tensor.dtype_name]),
-            *(None if tensor.null_strides else steps, offset),
-            *(aclFormat[f"ACL_FORMAT_{tensor.format_name}"], sizes, len(sizes)),
-            self._block(name) + start,
-        )
+        strides = None if tensor.null == "strides" else steps
+        format = aclFormat[f"ACL_FORMAT_{tensor.format_name}"]
+        code = _CODES[tensor.dtype_name]
+        return dims, len(dims), code, strides, offset, format, sizes, len(sizes), address
 
     def _create(self, creator: str, destroyer: str, *arguments: Any) -> int:
         handle: int | None = self.functions.ask(creator, *arguments)
@@ -252,7 +235,6 @@ class Case(LibraryCase):
     more: bool = False
     runs: int = 1
 
-    steps = Aclnn
     _never_named = (*OperatorsCase._never_named, "product", "saved_variance")
 
     @property
@@ -279,13 +261,11 @@ class Case(LibraryCase):
     def eps_of_variance(self) -> float | None:
         return EPS if self.saved_variance else None
 
-    def status(self) -> str:
-        our_library(Aclnn)  # opening it calls aclInit
-        aclrtSetDevice(0)  # this thread may have no device yet
-        with aclnn.product(self.product.name, save_invstd="invstd"):
-            return super().status()
+    @property
+    def mistakes(self) -> Mapping[str, Mistake]:
+        return mistakes(self.kind, self.product)
 
-    def request(self) -> Request:
+    def legal_request(self) -> Request:
         call = self.call()
         translation = _TRANSLATIONS[self.kind]
         arrays, outputs = self._memory(call, self.more)
@@ -301,13 +281,11 @@ class Case(LibraryCase):
             values[name] = call.choices.get(option)
         for name, array in arrays.items():
             format = self.format if name in _DATA else "ND"
-            values[name] = Tensor.of(array, format, self.no_strides)
+            values[name] = Tensor.of(array, format, "strides" if self.no_strides else "")
         arguments = {row.name: values.get(row.name) for row in translation.contract.rows}
         request = Request(self.operator, arguments, outputs, runs=self.runs)
         if self.description:
-            request = near(self.kind, self.product).legal[self.description](request)
-        if self.is_mistake:
-            request = mistakes(self.kind, self.product)[self.change](request)
+            request = request.changed(near(self.kind, self.product).legal[self.description])
         return request
 
     def _vector_out(self, name: str, values: Array) -> Array:
@@ -323,7 +301,7 @@ def near(kind: str, product: Product) -> Neighbours:
     base = _base_case(kind, product)
     contract = _TRANSLATIONS[kind].contract
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
-    return neighbours(contract, product, base.request(), words)
+    return Neighbours(contract, product, base.request(), words, STATUSES)
 
 
 def _base_case(kind: str, product: Product) -> Case:
@@ -332,35 +310,40 @@ def _base_case(kind: str, product: Product) -> Case:
     return _case(product, base, more=True)
 
 
+_NULL, _INVALID = Mistake(Status.ACLNN_ERR_PARAM_NULLPTR), Mistake(Status.ACLNN_ERR_PARAM_INVALID)
+
+
 @cache
-def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
+def mistakes(kind: str, product: Product) -> Mapping[str, Mistake]:
     """The mistakes to try in the plain call of a kind, by name."""
     translation = _TRANSLATIONS[kind]
     operator, contract = translation.contract.name, translation.contract
     if operator not in product.operators:
-        return with_mistakes(f"on {product.name}", computes=False)
-    changes = dict(near(kind, product).illegal)
+        return {f"on {product.name}": Mistake(STATUSES[Aspect.PRODUCT])}
+    null, invalid = _NULL._replace(computes=True), _INVALID._replace(computes=True)
+    found = dict(near(kind, product).illegal)
     base = _base_case(kind, product).request()
     for row in contract.parameters:
-        changes |= with_mistakes(f"{row.name}: destroyed", computes=False)
+        found[f"{row.name}: destroyed"] = _INVALID
         if row.is_output:
             one_place = {"strides": (0,) * len(base.tensors[row.name].dims)}
-            change = both(partial(redescribe, [row.name], one_place), check_only)
-            changes[f"{row.name}: one place for all elements"] = change
+            mistake = _INVALID._replace(changes={row.name: one_place})
+            found[f"{row.name}: one place for all elements"] = mistake
     if any(scalar.is_pointer for scalar in contract.scalars):
-        changes |= with_mistakes("outputMask: destroyed", computes=False)
-    places = ("workspaceSize: no place for it", "executor: no place for it")
-    changes |= with_mistakes(*places, computes=False)
-    changes |= with_mistakes("executor: null", "executor: used again", "executor: destroyed")
+        found["outputMask: destroyed"] = _INVALID
+    found |= {
+        "workspaceSize: no place for it": _NULL,
+        "executor: no place for it": _NULL,
+        "executor: null": null,
+        "executor: used again": invalid,
+        "executor: destroyed": invalid,
+    }
     for other in sorted(product.operators & {*_TESTED} - {operator})[:1]:
-        changes[f"executor: handed to {other}"] = partial(replace, computed_by=other)
-    changes |= with_mistakes("workspace: null", "workspace: a byte short")
-    names = ("gradOut", translation.outputs[0])
-    changes |= with_mistakes(*(f"{name}: destroyed between the phases" for name in names))
-    # Of two mistakes, the null pointer must be reported.
-    nulls = "gradOut: float64, and input: null"
-    changes[nulls] = both(changes["gradOut: float64"], changes["input: null"])
-    return changes
+        found[f"executor: handed to {other}"] = invalid
+    found |= {"workspace: null": null, "workspace: a byte short": invalid}
+    for name in ("gradOut", translation.outputs[0]):
+        found[f"{name}: destroyed between the phases"] = invalid
+    return found | near(kind, product).both(("gradOut: float64", "input: null"))
 
 
 # The cases
@@ -378,7 +361,7 @@ def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
 
 def _is_legal(case: Case) -> bool:
     contract = _TRANSLATIONS[case.kind].contract
-    return keeps(contract, case.product, case.request())
+    return breach(contract, case.product, case.request()) is None
 
 
 def _values(product: Product, kind: str) -> Iterator[Case]:

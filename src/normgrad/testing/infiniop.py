@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from ctypes import c_size_t, c_ssize_t, c_void_p
+from ctypes import byref, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from ..infiniop import (
-    ANY_PRODUCT,
-    CONTRACT,
-    INPUTS,
-    OUTPUTS,
-    THEIR_NAMES,
-    infiniDevice_t,
-    infiniDtype_t,
-)
+from .. import infiniop
+from ..infiniop import CONTRACT, INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from . import changes
 from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
-from .libraries import Change, LibraryCase, Request, Steps, Tensor, both, with_mistakes
-from .neighbours import neighbours
+from .libraries import LibraryCase, Mistake, Request, Steps, Tensor
+from .neighbours import Neighbours
 from .suite import LONG, RATIOS, SIZES
 from .tensors import HALVES, Array, Call, Shape, make
 
@@ -68,49 +61,43 @@ class Infiniop(Steps):
             functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
     def run(self) -> None:
+        request, call = self.request, self.functions.call
         handle = self._create("handle")
-        tensors = {name: self._describe(each) for name, each in self.request.tensors.items()}
+        tensors = {name: self._describe(each) for name, each in request.tensors.items()}
         owner = self.argument("handle", handle)
-        values = [self.argument(name, each) for name, each in tensors.items()]
+        values = [
+            self.argument(name, tensors[name]) if name in tensors else None
+            for name in request.arguments
+        ]
         operator = self._create("operator", (owner,), values)
         self.destroy(*tensors.values())  # the operator keeps its own copies
         size = c_size_t()
-        self.functions.call(_SIZE, self.unless("operator: null", operator), self._to(_SIZE, size))
-        if self.request.computes:
-            self._compute(operator, size.value)
+        place = self.unless(f"{_SIZE}: no place for the result", byref(size))
+        call(_SIZE, self.unless("operator: null", operator), place)
+        if request.computes:
+            used = self.unless("operator: null when computing", self.argument("operator", operator))
+            data = [
+                None if t.null == "memory" else self.address(n) for n, t in request.tensors.items()
+            ]
+            call(_RUN, used, *self.workspace(size.value), *data, None)
+            if "infinirtDeviceSynchronize" in self.functions:
+                call("infinirtDeviceSynchronize")
+            self.written = request.outputs
         self.destroy(operator, handle)
-
-    def _compute(self, operator: int, size: int) -> None:
-        scratch = self.watch("workspace", np.zeros(size, np.uint8)).value
-        data = [
-            self.unless(f"{name}: null memory", each.array.ctypes.data)
-            for name, each in self.request.tensors.items()
-        ]
-        self.functions.call(
-            _RUN,
-            self.unless("operator: null when computing", self.argument("operator", operator)),
-            *self.workspace(size, scratch.ctypes.data),
-            *data,
-            None,
-        )
-        if "infinirtDeviceSynchronize" in self.functions:
-            self.functions.call("infinirtDeviceSynchronize")
 
     def _create(self, kind: str, before: tuple[Any, ...] = (), after: Any = ()) -> int:
         """Create an object; the result's pointer stands between the arguments before and after."""
         creator, destroyer = _MAKERS[kind]
         pointer = c_void_p()
-        self.functions.call(creator, *before, self._to(creator, pointer), *after)
-        return self.track(pointer.value or 0, destroyer)
+        place = self.unless(f"{creator}: no place for the result", byref(pointer))
+        self.functions.call(creator, *before, place, *after)
+        return self.track(pointer.value, destroyer)
 
     def _describe(self, tensor: Tensor) -> int:
         rank = len(tensor.dims)
         dims, steps = (c_size_t * rank)(*tensor.dims), (c_ssize_t * rank)(*tensor.strides)
-        strides = None if tensor.null_strides else steps
+        strides = None if tensor.null == "strides" else steps
         return self._create("tensor", (), (rank, dims, strides, _CODES[tensor.dtype_name]))
-
-    def _to(self, function: str, result: Any) -> Any:
-        return self.unless(f"{function}: no place for the result", result)
 
 
 # The suite
@@ -119,8 +106,7 @@ _DTYPES = ("float16", "float32", "bfloat16")
 _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
 
 #: infiniop's names of tensors and outputs, by the functional operator's.
-_NAMES = {**THEIR_NAMES, **{name: name for name in OUTPUTS}}
-
+_NAMES = {**infiniop.THEIR_NAMES, **{name: name for name in OUTPUTS}}
 
 _BASE = make("train", (3, 4, 40))
 
@@ -158,7 +144,6 @@ class Case(LibraryCase):
     loose: bool = False
 
     _always_named = ("shape", "dtype")
-    steps = Infiniop
     twists = TWISTS
     names = _NAMES
     eps_of_variance = 0.0
@@ -178,20 +163,18 @@ class Case(LibraryCase):
             call.tensors[name] = self._vector_out(_NAMES[name], value)
         return call
 
-    def request(self) -> Request:
+    @property
+    def mistakes(self) -> Mapping[str, Mistake]:
+        return mistakes()
+
+    def legal_request(self) -> Request:
         arrays, outputs = self._memory(self.call())
-        arguments: dict[str, Any] = {
-            row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
-            for row in CONTRACT.rows
-        }
+        arguments = {row.name: Tensor.of(arrays[row.name], "", self.null) for row in CONTRACT.rows}
         for name, tensor in arguments.items() if self.loose else ():
             pairs = zip(tensor.dims, tensor.strides, strict=True)
             steps = tuple(77 if size == 1 else step for size, step in pairs)
             arguments[name] = replace(tensor, strides=steps)
-        empty = (name for name, each in arrays.items() if self.null == "memory" and not each.size)
-        null_memory = frozenset(f"{name}: null memory" for name in empty)
-        request = Request(_RUN, arguments, outputs, null_memory)
-        return mistakes()[self.change](request) if self.is_mistake else request
+        return Request(_RUN, arguments, outputs)
 
     def _vector_out(self, name: str, values: Array) -> Array:
         if name not in self.strided:
@@ -205,31 +188,39 @@ class Case(LibraryCase):
 # Mistakes
 
 _BASE_CASE = Case(Topic.PLAIN)
+_BAD = infiniStatus_t.INFINI_STATUS_BAD_PARAM
 
 
 @cache
-def mistakes() -> Mapping[str, Change]:
+def near() -> Neighbours:
+    """The calls near the plain call."""
+    base = _BASE_CASE.request()
+    return Neighbours(CONTRACT, infiniop.ANY_PRODUCT, base, DTYPES, infiniop.STATUSES)
+
+
+@cache
+def mistakes() -> Mapping[str, Mistake]:
     """The mistakes to try in the plain call, by name."""
-    near = neighbours(CONTRACT, ANY_PRODUCT, _BASE_CASE.request(), DTYPES)
-    changes = dict(near.illegal)
+    found = dict(near().illegal)
     for name in (*OUTPUTS, *INPUTS):
-        changes |= with_mistakes(f"{name}: destroyed", computes=False)
-        changes |= with_mistakes(f"{name}: null memory")
-    changes |= with_mistakes("handle: null", "handle: destroyed", "operator: null", computes=False)
-    changes |= with_mistakes("operator: null when computing", "operator: destroyed")
-    for creator, destroyer in (*_MAKERS.values(), (_SIZE, "")):
-        changes |= with_mistakes(f"{creator}: no place for the result", computes=False)
-        if destroyer:
-            changes |= with_mistakes(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
-    changes |= with_mistakes("workspace: null", "workspace: a byte short")
-    # Of two mistakes, the first in the order of checks must be reported.
-    for first, second in (
+        found[f"{name}: destroyed"] = Mistake(_BAD)
+        found[f"{name}: null memory"] = Mistake(_BAD, {name: {"null": "memory"}}, computes=True)
+    for words in ("handle: null", "handle: destroyed", "operator: null"):
+        found[words] = Mistake(_BAD)
+    for words in ("operator: null when computing", "operator: destroyed"):
+        found[words] = Mistake(_BAD, computes=True)
+    for creator, *destroyers in (*_MAKERS.values(), (_SIZE,)):
+        found[f"{creator}: no place for the result"] = Mistake(_BAD)
+        for words in (f"{each}: {how}" for each in destroyers for how in ("null", "twice")):
+            found[words] = Mistake(_BAD)
+    short = infiniStatus_t.INFINI_STATUS_INSUFFICIENT_WORKSPACE
+    found["workspace: null"] = Mistake(_BAD, computes=True)
+    found["workspace: a byte short"] = Mistake(short, computes=True)
+    return found | near().both(
         ("running_var: null", "weight: F64"),
         ("weight: F64", "grad_bias: an element short"),
         ("grad_bias: an element short", "input: gaps between rows"),
-    ):
-        changes[f"{first}, and {second}"] = both(changes[second], changes[first])
-    return changes
+    )
 
 
 # The cases

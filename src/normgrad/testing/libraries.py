@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from .. import layout, reference
 from ..contract import Kind
-from .c_functions import Functions, RefusedError, our_own
+from .c_functions import Functions, RefusedError
 from .cases import IN_PLACE, Case
 from .conversions import NotOfferedError
 from .memory import Watched, guarded
@@ -26,7 +28,7 @@ from .tensors import Array, Call
 class Tensor:
     """A tensor's memory, and its description for a library, in the words of :mod:`..rules`.
 
-    Strides are in elements; ``null_strides`` says whether they are given as a null pointer.
+    Strides are in elements; ``null`` says which pointer is null: "strides", "memory" or neither.
     """
 
     array: Array
@@ -34,42 +36,44 @@ class Tensor:
     strides: tuple[int, ...]
     dtype_name: str
     format_name: str = ""
-    null_strides: bool = False
+    null: str = ""
 
     @classmethod
-    def of(cls, array: Array, format_name: str = "", no_strides: bool = False) -> Tensor:
-        """Describe an array as it is; ``no_strides``: with null strides if it is contiguous."""
+    def of(cls, array: Array, format_name: str = "", null: str = "") -> Tensor:
+        """Describe an array as it is, with a null pointer where one means the same."""
+        is_contiguous = array.flags.c_contiguous  # also if empty, where NumPy's strides are any
         strides = tuple(step // array.itemsize for step in array.strides)
-        if array.flags.c_contiguous:  # also if empty, where NumPy's strides are arbitrary
+        if is_contiguous:
             strides = layout.contiguous_strides(array.shape)
-        is_null = no_strides and array.flags.c_contiguous
-        return cls(array, array.shape, strides, array.dtype.name, format_name, is_null)
+        may_be_null = {"strides": is_contiguous, "memory": not array.size}.get(null)
+        null = null if may_be_null else ""
+        return cls(array, array.shape, strides, array.dtype.name, format_name, null)
 
 
 #: A tensor, a mask, a number, or None for a null pointer.
 Argument = Tensor | tuple[bool, ...] | bool | int | float | None
 
+#: What differs from a request, by argument: a dict of the fields of a tensor, or another value.
+Changes = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Request:
-    """The description of one call of an operator: its arguments, and its mistakes.
+    """The description of one call of an operator: its arguments, and its mistake.
 
     Attributes:
         operator: the C function that computes.
         arguments: by name, in the order of the C function that checks them.
         outputs: the tensors that are written to.
-        mistakes: in the words that the steps look for: "input: null" passes a null pointer for an
-            argument, "input: destroyed" destroys a handle before its use.
-        computed_by: the function that computes, if it is not the operator's own.
+        mistake: the mistake's words, for which the steps look.
         computes: whether the call computes, rather than only checks the arguments.
         runs: how often the call computes.
     """
 
     operator: str
-    arguments: dict[str, Argument]
+    arguments: Mapping[str, Argument]
     outputs: tuple[str, ...]
-    mistakes: frozenset[str] = frozenset()
-    computed_by: str = ""
+    mistake: str = ""
     computes: bool = True
     runs: int = 1
 
@@ -83,40 +87,24 @@ class Request:
         """The arrays that are not written to."""
         return [each.array for name, each in self.tensors.items() if name not in self.outputs]
 
-
-#: A change of a request, over the same memory.
-Change = Callable[[Request], Request]
-
-
-def redescribe(names: Iterable[str], fields: Mapping[str, Any], request: Request) -> Request:
-    """The request with other fields in these tensors' descriptions."""
-    changed = {name: replace(request.tensors[name], **fields) for name in names}
-    return replace(request, arguments={**request.arguments, **changed})
+    def changed(self, changes: Changes, **fields: Any) -> Request:
+        """The request with these changes, over the same memory, and with other fields."""
+        new = {
+            name: replace(self.tensors[name], **each) if isinstance(each, dict) else each
+            for name, each in changes.items()
+        }
+        return replace(self, arguments={**self.arguments, **new}, **fields)
 
 
-def with_argument(name: str, value: Argument, request: Request) -> Request:
-    """The request with another value of an argument that is not a tensor."""
-    return replace(request, arguments={**request.arguments, name: value})
+class Mistake(NamedTuple):
+    """What makes a legal request wrong, beside what the steps do at the mistake's words.
 
+    ``status`` is what the dialect demands; ``computes`` is as in :class:`Request`.
+    """
 
-def check_only(request: Request) -> Request:
-    """The request without its computation."""
-    return replace(request, computes=False)
-
-
-def both(first: Change, second: Change) -> Change:
-    """Both changes."""
-    return lambda request: second(first(request))
-
-
-def with_mistakes(*wrong: str, computes: bool = True) -> dict[str, Change]:
-    """A change that adds a mistake, for each of these mistakes, by the mistake's words."""
-
-    def with_mistake(words: str, request: Request) -> Request:
-        mistakes = request.mistakes | {words}
-        return replace(request, mistakes=mistakes, computes=request.computes and computes)
-
-    return {words: partial(with_mistake, words) for words in wrong}
+    status: IntEnum
+    changes: Changes = MappingProxyType({})
+    computes: bool = False
 
 
 class Steps(ABC):
@@ -130,6 +118,7 @@ class Steps(ABC):
         libraries: normgrad's libraries for the dialect, by their names in the list of exports.
         memory: the watched memory of each tensor, which may share it, and of the workspace.
         blocks: the address of a memory's copy on the device, where there is one.
+        written: the tensors that may have been written to.
         living: the handles that are not yet destroyed, each with the function that destroys it.
         faults: what the call did that it must not.
     """
@@ -146,6 +135,7 @@ class Steps(ABC):
         watched = {key: Watched(array) for key, array in arrays.items()}
         self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
         self.blocks: dict[Watched, int] = {}
+        self.written: tuple[str, ...] = ()
         self.living: dict[int, str] = {}
         self.faults: list[Fault] = []
 
@@ -170,14 +160,11 @@ class Steps(ABC):
 
     def outcome(self) -> Outcome:
         """Make all calls for the request, check the watched memory, and return the outcome."""
-        request = self.request
         try:
             try:
                 self.run()
-            except RefusedError:
-                self._check(request.outputs if "executor: used again" in request.mistakes else ())
-                raise
-            self._check(request.outputs)
+            finally:
+                self._check()
             return Outcome(self.outputs(), faults=tuple(self.faults))
         except RefusedError as refused:
             return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
@@ -187,7 +174,7 @@ class Steps(ABC):
 
     def outputs(self) -> dict[str, Array]:
         """The outputs' values now."""
-        memories = {name: self.memory[name] for name in self.request.outputs}
+        memories = {name: self.memory[name] for name in self.written}
         return {
             name: memory.view(self.now(memory)).copy().view(memory.value.dtype)
             for name, memory in memories.items()
@@ -197,9 +184,13 @@ class Steps(ABC):
         """The bytes of a tensor's memory as they are now."""
         return memory.bytes()
 
-    def _check(self, outputs: tuple[str, ...]) -> None:
-        """Note a fault for all writes outside these tensors and the workspace."""
-        own = {self.memory[name] for name in (*outputs, "workspace") if name in self.memory}
+    def address(self, name: str) -> int:
+        """The address of a tensor's first element, or of the workspace."""
+        return self.memory[name].value.ctypes.data
+
+    def _check(self) -> None:
+        """Note a fault for all writes outside the outputs and the workspace."""
+        own = {self.memory[name] for name in (*self.written, "workspace") if name in self.memory}
         for name, memory in self.memory.items():
             if fault := memory.fault(memory in own, self.now(memory)):
                 self.faults.append(wrong(f"{name}: {fault}"))
@@ -207,19 +198,19 @@ class Steps(ABC):
     # Steps common to all dialects
 
     def unless(self, words: str, value: Any) -> Any:
-        """The value; None, for a null pointer, if the request has this mistake."""
-        return None if words in self.request.mistakes else value
+        """The value; None, for a null pointer, if this is the request's mistake."""
+        return None if words == self.request.mistake else value
 
     def argument(self, name: str, handle: int) -> Any:
-        """A handle as an argument; the request's mistakes may destroy it first or make it null."""
-        if f"{name}: destroyed" in self.request.mistakes:
+        """A handle as an argument; the request's mistake may destroy it first or make it null."""
+        if f"{name}: destroyed" == self.request.mistake:
             self.destroy(handle)
         return self.unless(f"{name}: null", handle)
 
-    def track(self, handle: int, destroyer: str) -> int:
+    def track(self, handle: int | None, destroyer: str) -> int:
         """Note how a new handle is to be destroyed, and return the handle."""
-        self.living[handle] = destroyer
-        return handle
+        self.living[handle or 0] = destroyer
+        return handle or 0
 
     def destroy(self, *handles: int) -> None:
         """Destroy those of the handles that are not yet destroyed."""
@@ -227,25 +218,22 @@ class Steps(ABC):
             destroyer = self.living.get(handle)
             if destroyer is None:
                 continue
-            if f"{destroyer}: null" in self.request.mistakes:
+            if f"{destroyer}: null" == self.request.mistake:
                 self.functions.call(destroyer, None)
             del self.living[handle]
             self.functions.call(destroyer, handle)
-            if f"{destroyer}: twice" in self.request.mistakes:
+            if f"{destroyer}: twice" == self.request.mistake:
                 self.functions.call(destroyer, handle)
 
-    def watch(self, name: str, values: Array) -> Watched:
-        """Make guarded memory with these values, which is checked in the end like the tensors'."""
-        self.memory[name] = Watched(guarded(values))
-        return self.memory[name]
-
-    def workspace(self, size: int, address: int | None) -> tuple[int | None, int]:
-        """The workspace's address and size for the operator, with the request's mistakes."""
-        words = ("workspace: null", "workspace: a byte short")
-        is_null, is_short = (each in self.request.mistakes for each in words)
-        if size == 0 and (is_null or is_short):
-            raise NotOfferedError("it needs no workspace")
-        return None if is_null else address, size - is_short
+    def workspace(self, size: int) -> tuple[int | None, int]:
+        """The address of a new workspace and its size, with the request's mistakes."""
+        is_short = self.request.mistake == "workspace: a byte short"
+        if not size:
+            if self.request.mistake in ("workspace: null", "workspace: a byte short"):
+                raise NotOfferedError("it needs no workspace")
+            return None, 0
+        self.memory["workspace"] = Watched(guarded(np.full(size, 0xFF, np.uint8)))
+        return self.unless("workspace: null", self.address("workspace")), size - is_short
 
 
 class Library(Implementation):
@@ -274,22 +262,11 @@ class Library(Implementation):
         return steps.outcome()
 
 
-@cache
-def our_library(steps: type[Steps]) -> Library:
-    """normgrad's own implementation of the dialect, called in Python without the C library."""
-    return Library(steps.dialect, steps, Functions(steps.libraries, our_own))
-
-
 class LibraryCase(Case, ABC):
-    """A case of a dialect's suite, whose calls are those of ``steps``.
-
-    Its mistakes change the request, not the tensors.
-    """
+    """A case of a dialect's suite. Its mistakes change the request, not the tensors."""
 
     def output_specs(self, call: Call) -> tuple[()]:
         return ()
-
-    steps: ClassVar[type[Steps]]
 
     @property
     @abstractmethod
@@ -301,8 +278,27 @@ class LibraryCase(Case, ABC):
     def eps_of_variance(self) -> float | None:
         """What the formula adds to save_invstd if that holds the variance; None if it does not."""
 
+    @property
+    @abstractmethod
+    def mistakes(self) -> Mapping[str, Mistake]:
+        """The mistakes to try in the plain call, by their words."""
+
+    @abstractmethod
+    def legal_request(self) -> Request:
+        """The request without the mistake."""
+
     def call(self) -> Call:
         return self.unchanged() if self.is_mistake else super().call()
+
+    def request(self) -> Request:
+        request = self.legal_request()
+        if not self.is_mistake:
+            return request
+        _, changes, computes = self.mistakes[self.change]
+        return request.changed(changes, mistake=self.change, computes=computes)
+
+    def status(self) -> str:
+        return self.mistakes[self.change].status.name
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
         if self.eps_of_variance is not None and "save_invstd" in call.arrays:
@@ -310,14 +306,7 @@ class LibraryCase(Case, ABC):
                 variance = call.arrays["save_invstd"].astype(np.float64)
                 invstd = 1 / np.sqrt(variance + self.eps_of_variance)
             call = Call(call.name, {**call.tensors, "save_invstd": invstd}, call.options)
-        exacts = call.exact()
-        return {self.names[name]: exact for name, exact in exacts.items()}
-
-    def status(self) -> str:
-        """The status with which normgrad's own dialect refuses the same wrong request."""
-        error = our_library(self.steps).once(self.request()).error
-        assert error is not None, f"{self}: our own dialect takes it"
-        return error[0]
+        return {self.names[name]: exact for name, exact in call.exact().items()}
 
     def _memory(
         self, call: Call, all_outputs: bool = True
@@ -330,18 +319,16 @@ class LibraryCase(Case, ABC):
         arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
         data = tensors["input"]
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
-        for output in call.outputs:
-            name, out = self.names[output.name], call.first_out
-            if not (output.is_wanted or all_outputs):
-                continue
-            if output.kind is not Kind.DATA:
+        outputs = [each for each in call.outputs if each.is_wanted or all_outputs]
+        for name, kind in ((self.names[each.name], each.kind) for each in outputs):
+            if kind is not Kind.DATA:
                 vector = np.full(data.shape[self.channel_axis], np.nan, parameters.dtype)
                 arrays[name] = guarded(self._vector_out(name, vector))
             elif self.out in IN_PLACE:
                 arrays[name] = arrays[self.names[IN_PLACE[self.out]]]
             else:
-                new = np.full(data.shape, np.nan, data.dtype) if out is None else out
-                arrays[name] = guarded(new)
+                new = np.full(data.shape, np.nan, data.dtype)
+                arrays[name] = guarded(new if call.first_out is None else call.first_out)
         return arrays, tuple(self.names[each.name] for each in call.outputs if each.is_wanted)
 
     @abstractmethod

@@ -10,55 +10,136 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from enum import IntEnum
+from typing import Any
 
 from .. import rules
 from ..layout import contiguous_strides
-from . import libraries
-from .libraries import Change, Request, Tensor, both
+from .libraries import Changes, Mistake, Request, Tensor
 from .tensors import Shape
-
-#: Other descriptions of a tensor: a word for each, and the fields that differ.
-Descriptions = Iterator[tuple[str, dict[str, Any]]]
 
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
 _AXES = ("no axis", "one axis", *(f"{number} axes" for number in _NUMBERS))
 
 
-class Neighbours(NamedTuple):
-    """Changes of a legal request that keep the contract, and that break it, by their names."""
+def breach(
+    contract: rules.Contract, product: rules.Product, request: Request
+) -> rules.ContractError | None:
+    """How a request first breaks a contract; None if its arguments keep it."""
+    try:
+        rules.check(rules.Call(contract, product, request.arguments), (product,))
+    except rules.ContractError as error:
+        return error
+    return None
 
-    legal: Mapping[str, Change]
-    illegal: Mapping[str, Change]
 
+class Neighbours:
+    """The calls near a legal one, which has all optional tensors, on both sides of each rule.
 
-def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Descriptions:
-    """Other descriptions of a tensor near a rule of its row, some within it and some beyond."""
-    dims, strides = tensor.dims, tensor.strides
-    if rule.aspect is rules.Aspect.DTYPE:
-        yield from ((word, {"dtype_name": name}) for word, name in dtypes.items())
-    elif rule.aspect is rules.Aspect.FORMAT:
-        for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
-            yield name, {"format_name": name}
-    elif rule is rules.CONTIGUOUS:
-        *outer, rows, row = dims
-        yield "the last axes transposed", {"strides": (*strides[:-2], 1, rows)}
-        yield "gaps between rows", {"strides": contiguous_strides((*outer, rows, row + 1))}
-        yield "negative strides", {"strides": tuple(-step for step in strides)}
-    elif rule is rules.POSITIVE_STRIDES:
-        yield "stride 0", {"strides": (0,) * len(dims)}
-        yield "a negative stride", {"strides": tuple(-step for step in strides)}
-    else:  # rules of shapes
-        yield "an element short", _of_dims((*dims[:-1], dims[-1] - 1))
-        yield "an element long", _of_dims((*dims[:-1], dims[-1] + 1))
-        if len(dims) > 1:
-            yield "a sample short", _of_dims((dims[0] - 1, *dims[1:]))
-            yield "no channels", _of_dims((dims[0], 0, *dims[2:]))
-    if rule.ranks:
-        least, most = rule.ranks[0], rule.ranks[-1]
-        for axes in sorted({least - 1, least, 1, most, most + 1} - {-1}):
-            yield _AXES[axes], _of_dims(_with_axes(dims, axes))
+    Args:
+        contract, product: the rules; the product must have the operator.
+        base: the legal call.
+        dtypes: the names of the dtypes to try, by the words for them in the calls' names.
+        statuses: the dialect's statuses, by what a broken rule is about.
+
+    Attributes:
+        legal: changes that keep the contract, and are true of the tensors' memory, by their names.
+        illegal: mistakes: the changes that break the contract, by their names.
+    """
+
+    def __init__(
+        self,
+        contract: rules.Contract,
+        product: rules.Product,
+        base: Request,
+        dtypes: Mapping[str, str],
+        statuses: Mapping[rules.Aspect, IntEnum],
+    ) -> None:
+        self._contract, self._product, self._base = contract, product, base
+        self._dtypes, self._statuses = dtypes, statuses
+        self.legal: dict[str, Changes] = {}
+        self.illegal: dict[str, Mistake] = {}
+        for name, changes in self._changes():
+            if mistake := self._mistake(changes):
+                self.illegal[name] = mistake
+            elif all(self._is_true(each, changes[each]) for each in changes):
+                self.legal[name] = changes
+
+    def both(self, *pairs: tuple[str, str]) -> dict[str, Mistake]:
+        """Calls with two of the mistakes, of which the first in the order of checks counts."""
+        found = {}
+        for first, second in pairs:
+            changes = {**self.illegal[first].changes, **self.illegal[second].changes}
+            if mistake := self._mistake(changes):
+                found[f"{first}, and {second}"] = mistake
+        return found
+
+    def _mistake(self, changes: Changes) -> Mistake | None:
+        """The mistake that changes make; None if they keep the contract."""
+        error = breach(self._contract, self._product, self._base.changed(changes))
+        return None if error is None else Mistake(self._statuses[error.aspect], changes)
+
+    def _changes(self) -> Iterator[tuple[str, Changes]]:
+        """Changes on both sides of each rule, by names."""
+        tensors = self._base.tensors
+        data = [name for name, each in tensors.items() if each.dims == tensors["input"].dims]
+        for row in self._contract.parameters:
+            if row.name not in tensors:
+                continue
+            yield f"{row.name}: null", {row.name: None}
+            tensor, groups = tensors[row.name], {row.name: [row.name]}
+            if row.name == "input":
+                groups |= {"data": data, "all": list(tensors)}
+            for title, names in groups.items():
+                for rule in row.on(self._product.name).rules:
+                    for word, fields in self._near(rule, tensor):
+                        is_other = not fields.items() <= vars(tensor).items()
+                        if is_other and (title != "all" or "dtype_name" in fields):
+                            yield f"{title}: {word}", dict.fromkeys(names, fields)
+        for scalar in self._contract.scalars:
+            if scalar.is_pointer:
+                yield f"{scalar.name}: null", {scalar.name: None}
+            for value in _near_value(self._base.arguments[scalar.name]):
+                yield f"{scalar.name}: {value}", {scalar.name: value}
+
+    def _near(self, rule: rules.Rule, tensor: Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Other descriptions of a tensor near a rule: a word for each, and the other fields."""
+        dims, strides = tensor.dims, tensor.strides
+        if rule.aspect is rules.Aspect.DTYPE:
+            yield from ((word, {"dtype_name": name}) for word, name in self._dtypes.items())
+        elif rule.aspect is rules.Aspect.FORMAT:
+            for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
+                yield name, {"format_name": name}
+        elif rule is rules.CONTIGUOUS:
+            *outer, rows, row = dims
+            yield "the last axes transposed", {"strides": (*strides[:-2], 1, rows)}
+            yield "gaps between rows", {"strides": contiguous_strides((*outer, rows, row + 1))}
+            yield "negative strides", {"strides": tuple(-step for step in strides)}
+        elif rule is rules.POSITIVE_STRIDES:
+            yield "stride 0", {"strides": (0,) * len(dims)}
+            yield "a negative stride", {"strides": tuple(-step for step in strides)}
+        else:  # rules of shapes
+            yield "an element short", _of_dims((*dims[:-1], dims[-1] - 1))
+            yield "an element long", _of_dims((*dims[:-1], dims[-1] + 1))
+            if len(dims) > 1:
+                yield "a sample short", _of_dims((dims[0] - 1, *dims[1:]))
+                yield "no channels", _of_dims((dims[0], 0, *dims[2:]))
+        if rule.ranks:
+            least, most = rule.ranks[0], rule.ranks[-1]
+            for axes in sorted({least - 1, least, 1, most, most + 1} - {-1}):
+                yield _AXES[axes], _of_dims(_with_axes(dims, axes))
+
+    def _is_true(self, name: str, change: Any) -> bool:
+        """Whether a changed description is still true of the tensor's memory."""
+        was = self._base.tensors.get(name)
+        if was is None or change is None:
+            return False
+        dims = change.get("dims", was.dims)
+        return (
+            change.get("dtype_name", was.dtype_name) == was.dtype_name
+            and math.prod(dims) == math.prod(was.dims)
+            and change.get("strides", was.strides) in (was.strides, contiguous_strides(dims))
+        )
 
 
 def _with_axes(dims: Shape, axes: int) -> Shape:
@@ -75,79 +156,9 @@ def _of_dims(dims: Shape) -> dict[str, Any]:
     return {"dims": dims, "strides": contiguous_strides(dims)}
 
 
-def neighbours(
-    contract: rules.Contract, product: rules.Product, base: Request, dtypes: Mapping[str, str]
-) -> Neighbours:
-    """The calls near a legal one, which has all optional tensors, on both sides of each rule.
-
-    The product must have the operator. ``dtypes`` has the names of the dtypes to try, by the words
-    for them in the calls' names.
-    """
-    legal: dict[str, Change] = {}
-    illegal: dict[str, Change] = {}
-    for name, change in _changes(contract, product, base, dtypes):
-        changed = change(base)
-        if not keeps(contract, product, changed):
-            illegal[name] = both(change, libraries.check_only)
-        elif _is_true(contract, base, changed):
-            legal[name] = change
-    return Neighbours(legal, illegal)
-
-
-def keeps(contract: rules.Contract, product: rules.Product, request: Request) -> bool:
-    """Whether a request's arguments keep a contract on a product that has the operator."""
-    arguments: dict[str, Any] = {
-        name: None if f"{name}: null" in request.mistakes else value
-        for name, value in request.arguments.items()
-    }
-    try:
-        rules.check(rules.Call(contract, product, arguments), (product,))
-    except rules.ContractError:
-        return False
-    return True
-
-
-def _changes(
-    contract: rules.Contract, product: rules.Product, base: Request, dtypes: Mapping[str, str]
-) -> Iterator[tuple[str, Change]]:
-    tensors = base.tensors
-    data = [name for name, each in tensors.items() if each.dims == tensors["input"].dims]
-    for row in contract.parameters:
-        if row.name not in tensors:
-            continue
-        yield from libraries.with_mistakes(f"{row.name}: null").items()
-        tensor = tensors[row.name]
-        groups = {row.name: [row.name]}
-        if row.name == "input":
-            groups |= {"data": data, "all": list(tensors)}
-        for title, names in groups.items():
-            for rule in row.on(product.name).rules:
-                for word, fields in _near(rule, tensor, dtypes):
-                    is_other = any(getattr(tensor, name) != fields[name] for name in fields)
-                    if is_other and (title != "all" or "dtype_name" in fields):
-                        yield f"{title}: {word}", partial(libraries.redescribe, names, fields)
-    for scalar in contract.scalars:
-        if scalar.is_pointer:
-            yield from libraries.with_mistakes(f"{scalar.name}: null").items()
-        for value in _near_value(base.arguments[scalar.name]):
-            yield f"{scalar.name}: {value}", partial(libraries.with_argument, scalar.name, value)
-
-
 def _near_value(value: Any) -> Iterator[Any]:
     """Masks and integers near this value."""
     if isinstance(value, tuple):
         yield from (value[:-1], (*value, True))
     elif isinstance(value, int) and not isinstance(value, bool):
         yield from (0, -value, value - 1, value + 1)
-
-
-def _is_true(contract: rules.Contract, before: Request, after: Request) -> bool:
-    """Whether the changed descriptions are still true of the tensors' memory."""
-    others = [scalar.name for scalar in contract.scalars]
-    if after.mistakes or any(after.arguments[each] != before.arguments[each] for each in others):
-        return False
-    return all(
-        (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))
-        and now.strides in (was.strides, contiguous_strides(now.dims))
-        for now, was in zip(after.tensors.values(), before.tensors.values(), strict=True)
-    )

@@ -21,7 +21,7 @@ from .. import devices
 from ..machine import version
 from ..operators.by_name import FUNCTIONS
 from . import aclnn, infiniop, modules, own
-from .c_functions import Functions, of_libraries
+from .c_functions import Functions
 from .cases import Case, Topic
 from .libraries import Library
 from .outcomes import Judged, judge, wrong
@@ -193,7 +193,7 @@ def _library(path: str) -> Library:
         for name in dialect.companions:
             with suppress(OSError):
                 libraries.append(_load_globally(folder + name))
-        functions = Functions(dialect.libraries, of_libraries(libraries))
+        functions = Functions(dialect.libraries, libraries)
         missing = [name for name in dialect.needed if name not in functions]
         if not missing:
             return Library(path, dialect, functions)
