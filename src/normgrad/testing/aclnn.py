@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ctypes import byref, c_bool, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from .. import aclnn
 from ..aclnn import Status, aclFormat, products
 from ..aclnn.contracts import CHANNEL_LAST, RANKS
 from ..aclnn.phases import STATUSES
@@ -25,13 +23,12 @@ from . import suite
 from .c_functions import Functions, RefusedError
 from .cases import Case as OperatorsCase
 from .cases import Topic, thinned, varied
-from .conversions import NotOfferedError
 from .libraries import Argument, LibraryCase, Mistake, Request, Steps, Tensor
 from .memory import Watched, guarded
 from .neighbours import Neighbours, breach
 from .outcomes import Outcome, convention
 from .subjects import OTHER_BITS, SubjectError, unlike
-from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
+from .tensors import EPS, GRADIENTS, HALVES, Call, Shape, lay_out, operator_of
 
 #: The function of phase 1 is the operator's with this at the end.
 _PHASE_1 = "GetWorkspaceSize"
@@ -51,7 +48,8 @@ _HUGE_FIRST, _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DETERMINISTIC = 0, 1, 2, 0
 class Aclnn(Steps):
     """One call: its tensors' copies on the device, its handles and its two phases.
 
-    :func:`mistakes` lists the mistakes that a request can contain.
+    Attributes:
+        blocks: the address of each memory's copy on the device.
     """
 
     dialect = "aclnn"
@@ -72,17 +70,13 @@ class Aclnn(Steps):
         except RefusedError as error:
             if error.status != _REPEATED:
                 raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
-        chip = ""
-        if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
-            chip = ctypes.string_at(address).decode(errors="replace")
-        product = products.A2  # an unknown chip's too
+        chip, product = functions.text("aclrtGetSocName"), products.A2  # an unknown chip's too
         with suppress(ValueError):
             product = products.find(chip).name
         try:
-            with aclnn.product(products.A2):
-                holds_variance = products.current().saved_variance
+            holds_variance = products.of_environment().saved_variance
         except ValueError as error:
-            raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
+            raise SubjectError(f"{path}: {error}") from None
         return {
             "operators": ", ".join(name for name in _TESTED if f"{name}{_PHASE_1}" in functions),
             "product": product,
@@ -100,100 +94,91 @@ class Aclnn(Steps):
         functions.call("aclrtCreateStream", byref(stream))
         return stream.value
 
-    def run(self) -> None:
+    @cached_property
+    def blocks(self) -> dict[Watched, int]:
+        return {}
+
+    def run(self, stream: int | None) -> None:
         request, call = self.request, self.functions.call
-        name = request.mistake.partition(" handed to ")[2] or request.operator
-        check = f"{request.operator}{_PHASE_1}"
-        self._require(check, name)
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
         places = (
             self.unless("workspaceSize: no place for it", byref(size)),
             self.unless("executor: no place for it", byref(executor)),
         )
-        call(check, *handles.values(), *places)
+        call(f"{request.operator}{_PHASE_1}", *handles.values(), *places)
         if request.computes:
             if request.runs > 1 or request.mistake == "executor: destroyed":
-                self._require("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
                 call("aclSetAclOpExecutorRepeatable", executor)
                 self.argument("executor", self.track(executor.value, "aclDestroyAclOpExecutor"))
-            for each, handle in handles.items():
-                if request.mistake == f"{each}: destroyed between the phases":
+            for name, handle in handles.items():
+                if request.mistake == f"{name}: destroyed between the phases":
                     self.destroy(handle)
-            self._compute(name, self.unless("executor: null", executor), size.value)
-        self.destroy(*(each for each in self.living if each not in self.blocks.values()))
+            operator = request.mistake.partition(" handed to ")[2] or request.operator
+            workspace = self.workspace(size.value)
+            self._compute(operator, *workspace, self.unless("executor: null", executor), stream)
+        self.destroy(*(each for each in [*self.living] if each not in self.blocks.values()))
 
-    def _require(self, *names: str) -> None:
-        for name in names:
-            if name not in self.functions:
-                raise NotOfferedError(f"no {name}")
-
-    def _compute(self, name: str, executor: c_void_p | None, size: int) -> None:
-        workspace, before = self.workspace(size), Outcome()
-        is_again = self.request.mistake == "executor: used again"
-        for _ in range(2 if is_again else self.request.runs):
-            self.functions.call(name, *workspace, executor, self.stream)
-            self.functions.call("aclrtSynchronizeStream", self.stream)
+    def _compute(self, operator: str, *arguments: Any) -> None:
+        before, runs = Outcome(), self.request.runs
+        for _ in range(2 if self.request.mistake == "executor: used again" else runs):
+            self.functions.call(operator, *arguments)
+            self.functions.call("aclrtSynchronizeStream", arguments[-1])
             self.written = self.request.outputs
-            if self.request.runs > 1:
+            if runs > 1:
+                self._fetch()
                 now = Outcome(self.outputs())
                 how = f"{OTHER_BITS} when the executor runs again"
                 self.faults += [convention(how, name) for name in unlike(before, now)]
                 before = now
 
-    def _block(self, name: str) -> int:
-        """The address of the device's copy of a tensor's memory, which may have several tensors."""
-        memory = self.memory[name]
-        if memory not in self.blocks:
-            values, address = memory.bytes(), c_void_p()
-            self.functions.call("aclrtMalloc", byref(address), values.size, _HUGE_FIRST)
-            self.blocks[memory] = self.track(address.value, "aclrtFree")
-            self._copy(self.blocks[memory], values.ctypes.data, values.size, _HOST_TO_DEVICE)
-        return self.blocks[memory]
-
-    def _copy(self, to: int, source: int, size: int, kind: int) -> None:
-        self.functions.call("aclrtMemcpy", to, size, source, size, kind)
-
-    def now(self, memory: Watched) -> Array:
-        values = memory.bytes()
-        if memory in self.blocks:
-            self._copy(values.ctypes.data, self.blocks[memory], values.size, _DEVICE_TO_HOST)
-        return values
-
-    def address(self, name: str) -> int:
-        return self._block(name) + self.memory[name].start
-
     def _argument(self, name: str, value: Argument) -> Any:
         """Convert an argument to what phase 1 takes."""
-        if isinstance(value, Tensor):
-            handle = self._create("aclCreateTensor", "aclDestroyTensor", *self._view(name, value))
-        elif isinstance(value, tuple):
-            entries = (c_bool * len(value))(*value)
-            handle = self._create("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
-        else:
+        if not isinstance(value, Tensor | tuple):
             return value
-        return self.argument(name, handle)
+        kind = "Tensor" if isinstance(value, Tensor) else "BoolArray"
+        arguments = self._view(name, value) if isinstance(value, Tensor) else _array(c_bool, value)
+        handle = self.functions.ask(f"aclCreate{kind}", *arguments)
+        if not handle:
+            raise self.functions.refused("null", f"aclCreate{kind}")
+        return self.argument(name, self.track(handle, f"aclDestroy{kind}"))
 
     def _view(self, name: str, tensor: Tensor) -> tuple[Any, ...]:
         """A contiguous tensor at its own address, a view at its storage's with an offset."""
         address, offset, storage = self.address(name), 0, tensor.dims
         if not tensor.array.flags.c_contiguous:
-            itemsize = tensor.array.itemsize
-            address, offset = self._block(name), self.memory[name].start // itemsize
-            storage = (self.memory[name].size // itemsize,)
-        dims, steps, sizes = (
-            (c_int64 * len(each))(*each) for each in (tensor.dims, tensor.strides, storage)
-        )
-        strides = None if tensor.null == "strides" else steps
+            memory, itemsize = self.memory[name], tensor.array.itemsize
+            offset, storage = memory.start // itemsize, (memory.whole.nbytes // itemsize,)
+            address -= memory.start
+        strides = None if tensor.null == "strides" else _array(c_int64, tensor.strides)[0]
         format = aclFormat[f"ACL_FORMAT_{tensor.format_name}"]
-        code = _CODES[tensor.dtype_name]
-        return dims, len(dims), code, strides, offset, format, sizes, len(sizes), address
+        middle = (_CODES[tensor.dtype_name], strides, offset, format)
+        return *_array(c_int64, tensor.dims), *middle, *_array(c_int64, storage), address
 
-    def _create(self, creator: str, destroyer: str, *arguments: Any) -> int:
-        handle: int | None = self.functions.ask(creator, *arguments)
-        if not handle:
-            raise RefusedError("null", creator, self.functions.last_error())
-        return self.track(handle, destroyer)
+    def address(self, name: str) -> int:
+        memory = self.memory[name]
+        if memory not in self.blocks:
+            size, block = memory.whole.nbytes, c_void_p()
+            self.functions.call("aclrtMalloc", byref(block), size, _HUGE_FIRST)
+            self.blocks[memory] = self.track(block.value, "aclrtFree")
+            copied = block, size, memory.whole.ctypes.data, size
+            self.functions.call("aclrtMemcpy", *copied, _HOST_TO_DEVICE)
+        return self.blocks[memory] + memory.start
+
+    def _fetch(self) -> None:
+        """Copy all memory back from the device."""
+        for memory, block in self.blocks.items():
+            size, host = memory.whole.nbytes, memory.whole.ctypes.data
+            self.functions.call("aclrtMemcpy", host, size, block, size, _DEVICE_TO_HOST)
+
+    def check(self) -> None:
+        self._fetch()
+        super().check()
+
+
+def _array(kind: Any, values: tuple[Any, ...]) -> tuple[Any, int]:
+    """An array of a ctypes type, and its length, as C functions take them."""
+    return (kind * len(values))(*values), len(values)
 
 
 # The suite
@@ -205,19 +190,16 @@ _TRANSLATIONS = {
     for each in (BATCH_NORM, REDUCE, ELEMT, GROUP_NORM)
     if each.operator.name == operator_of(kind)
 }
-_DATA = ("gradOut", "input", "gradInput")
 _A2 = products.find(products.A2)
 
 
 @dataclass(frozen=True)
 class Case(LibraryCase):
-    """One call; its mistakes are those of :func:`mistakes`.
+    """One call.
 
     Attributes:
         product: the product whose contract holds.
-        saved_variance: whether the argument saveInvstd holds variances.
         format: the format of gradOut, input and gradInput.
-        vectors_out: the memory layout of the other outputs.
         counter: the dtype of elemt's counter.
         description: an unusual but legal description, one of :func:`near`'s ``legal``.
         no_strides: whether contiguous tensors are created without strides.
@@ -226,16 +208,12 @@ class Case(LibraryCase):
     """
 
     product: Product = _A2
-    saved_variance: bool = False
     format: str = "ND"
-    vectors_out: str = "contiguous"
     counter: str = "int32"
     description: str = ""
     no_strides: bool = False
     more: bool = False
     runs: int = 1
-
-    _never_named = (*OperatorsCase._never_named, "product", "saved_variance")
 
     @property
     def operator(self) -> str:
@@ -246,28 +224,23 @@ class Case(LibraryCase):
     def names(self) -> Mapping[str, str]:
         return _TRANSLATIONS[self.kind].names
 
-    def call(self) -> Call:
-        call = super().call()
-        if "count" in call.arrays:
-            call.tensors["count"] = call.arrays["count"].astype(self.counter)
-        if self.saved_variance and "save_invstd" in call.arrays:
-            invstd = call.arrays["save_invstd"]
-            with np.errstate(all="ignore"):
-                variance = (1 / invstd.astype(np.float64) ** 2 - EPS).astype(invstd.dtype)
-            call.tensors["save_invstd"] = lay_out(variance, self.vectors)
-        return call
-
-    @property
-    def eps_of_variance(self) -> float | None:
-        return EPS if self.saved_variance else None
-
     @property
     def mistakes(self) -> Mapping[str, Mistake]:
         return mistakes(self.kind, self.product)
 
+    def call(self) -> Call:
+        call = super().call()
+        if "count" in call.arrays:
+            call.tensors["count"] = call.arrays["count"].astype(self.counter)
+        if self.eps_of_variance is not None and "save_invstd" in call.arrays:
+            invstd = call.arrays["save_invstd"]
+            with np.errstate(all="ignore"):
+                variance = 1 / invstd.astype(np.float64) ** 2 - self.eps_of_variance
+            call.tensors["save_invstd"] = lay_out(variance.astype(invstd.dtype), self.vectors)
+        return call
+
     def legal_request(self) -> Request:
         call = self.call()
-        translation = _TRANSLATIONS[self.kind]
         arrays, outputs = self._memory(call, self.more)
         if self.more and self.kind == "eval":  # evaluation ignores the saved statistics
             nothing = np.zeros(0, arrays["input"].dtype)
@@ -277,31 +250,29 @@ class Case(LibraryCase):
             arrays["runningVar"] = guarded(arrays["saveInvstd"])
         samples, channels, *positions = arrays["input"].shape
         values: dict[str, Any] = {"N": samples, "C": channels, "HxW": math.prod(positions)}
-        for name, option in OPTIONS.items():
-            values[name] = call.choices.get(option)
+        values |= {name: call.choices.get(option) for name, option in OPTIONS.items()}
         for name, array in arrays.items():
-            format = self.format if name in _DATA else "ND"
+            format = self.format if name in ("gradOut", "input", "gradInput") else "ND"
             values[name] = Tensor.of(array, format, "strides" if self.no_strides else "")
-        arguments = {row.name: values.get(row.name) for row in translation.contract.rows}
+        rows = _TRANSLATIONS[self.kind].contract.rows
+        arguments = {row.name: values.get(row.name) for row in rows}
         request = Request(self.operator, arguments, outputs, runs=self.runs)
-        if self.description:
-            request = request.changed(near(self.kind, self.product).legal[self.description])
-        return request
-
-    def _vector_out(self, name: str, values: Array) -> Array:
-        return lay_out(values, self.vectors_out)
+        legal = near(self.kind, self.product).legal if self.description else {"": {}}
+        return request.changed(legal[self.description])
 
 
 # Calls near the rules
+
+_NULL, _INVALID = Mistake(Status.ACLNN_ERR_PARAM_NULLPTR), Mistake(Status.ACLNN_ERR_PARAM_INVALID)
+_NULL_RUN, _INVALID_RUN = _NULL._replace(computes=True), _INVALID._replace(computes=True)
 
 
 @cache
 def near(kind: str, product: Product) -> Neighbours:
     """The calls near the plain call of a kind. The product must have the kind's operator."""
-    base = _base_case(kind, product)
-    contract = _TRANSLATIONS[kind].contract
+    base = _base_case(kind, product).request()
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
-    return Neighbours(contract, product, base.request(), words, STATUSES)
+    return Neighbours(_TRANSLATIONS[kind].contract, product, base, words, STATUSES)
 
 
 def _base_case(kind: str, product: Product) -> Case:
@@ -310,39 +281,29 @@ def _base_case(kind: str, product: Product) -> Case:
     return _case(product, base, more=True)
 
 
-_NULL, _INVALID = Mistake(Status.ACLNN_ERR_PARAM_NULLPTR), Mistake(Status.ACLNN_ERR_PARAM_INVALID)
-
-
 @cache
 def mistakes(kind: str, product: Product) -> Mapping[str, Mistake]:
     """The mistakes to try in the plain call of a kind, by name."""
-    translation = _TRANSLATIONS[kind]
-    operator, contract = translation.contract.name, translation.contract
-    if operator not in product.operators:
+    contract, outputs = _TRANSLATIONS[kind].contract, _TRANSLATIONS[kind].outputs
+    if contract.name not in product.operators:
         return {f"on {product.name}": Mistake(STATUSES[Aspect.PRODUCT])}
-    null, invalid = _NULL._replace(computes=True), _INVALID._replace(computes=True)
     found = dict(near(kind, product).illegal)
     base = _base_case(kind, product).request()
     for row in contract.parameters:
         found[f"{row.name}: destroyed"] = _INVALID
         if row.is_output:
-            one_place = {"strides": (0,) * len(base.tensors[row.name].dims)}
-            mistake = _INVALID._replace(changes={row.name: one_place})
-            found[f"{row.name}: one place for all elements"] = mistake
+            one_place = {row.name: {"strides": (0,) * len(base.tensors[row.name].dims)}}
+            found[f"{row.name}: one place for all elements"] = _INVALID._replace(changes=one_place)
     if any(scalar.is_pointer for scalar in contract.scalars):
         found["outputMask: destroyed"] = _INVALID
-    found |= {
-        "workspaceSize: no place for it": _NULL,
-        "executor: no place for it": _NULL,
-        "executor: null": null,
-        "executor: used again": invalid,
-        "executor: destroyed": invalid,
-    }
-    for other in sorted(product.operators & {*_TESTED} - {operator})[:1]:
-        found[f"executor: handed to {other}"] = invalid
-    found |= {"workspace: null": null, "workspace: a byte short": invalid}
-    for name in ("gradOut", translation.outputs[0]):
-        found[f"{name}: destroyed between the phases"] = invalid
+    found |= {"workspaceSize: no place for it": _NULL, "executor: no place for it": _NULL}
+    found |= {"executor: null": _NULL_RUN, "executor: used again": _INVALID_RUN}
+    found |= {"executor: destroyed": _INVALID_RUN}
+    others = sorted(product.operators & {*_TESTED} - {contract.name})
+    found |= {f"executor: handed to {other}": _INVALID_RUN for other in others[:1]}
+    found |= {"workspace: null": _NULL_RUN, "workspace: a byte short": _INVALID_RUN}
+    for name in ("gradOut", outputs[0]):
+        found[f"{name}: destroyed between the phases"] = _INVALID_RUN
     return found | near(kind, product).both(("gradOut: float64", "input: null"))
 
 
@@ -423,11 +384,6 @@ def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
             yield replace(case, shape=(3, 4, 50), runs=3)
 
 
-#: A quick run takes one in this many cases of each topic. It is no multiple of 2 or 3, the periods
-#: with which dtypes and shapes alternate.
-_QUICK = 7
-
-
 @cache
 def _all(product: Product) -> tuple[Case, ...]:
     """The cases, topic by topic."""
@@ -452,6 +408,7 @@ def _all(product: Product) -> tuple[Case, ...]:
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or its part for a quick run; see :func:`.suite.cases`."""
-    has_variance = facts["saveInvstd"] == "variance"
-    chosen = thinned(_all(products.find(facts["product"])), _QUICK if quick else 1)
-    return tuple(replace(case, saved_variance=has_variance) for case in chosen)
+    eps = EPS if facts["saveInvstd"] == "variance" else None
+    # No multiple of 2 or 3, the periods with which dtypes and shapes alternate.
+    chosen = thinned(_all(products.find(facts["product"])), 7 if quick else 1)
+    return tuple(replace(case, eps_of_variance=eps) for case in chosen)

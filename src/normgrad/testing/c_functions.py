@@ -8,22 +8,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import IntEnum
 from typing import Any
 
 from ..aclnn import Status
 from ..capi.declarations import functions_of
 from ..capi.signatures import Function
 from ..infiniop import infiniStatus_t
+from .conversions import NotOfferedError
 
 #: The statuses that have names in a report, by their C type.
-_NAMED: dict[str, type[IntEnum]] = {"aclnnStatus": Status, "infiniStatus_t": infiniStatus_t}
+_NAMED: dict[str, Any] = {"aclnnStatus": Status, "infiniStatus_t": infiniStatus_t}
 
 
 class RefusedError(Exception):
     """A function returned a status other than success."""
 
-    def __init__(self, status: str, function: str, text: str = "") -> None:
+    def __init__(self, status: str, function: str, text: str) -> None:
         super().__init__(f"{function}: {text}" if text else function)
         self.status = status
 
@@ -39,36 +39,38 @@ def find(function: Function, libraries: Sequence[ctypes.CDLL]) -> Any:
 
 
 class Functions:
-    """The functions that normgrad's libraries of some names export, in libraries of any name."""
+    """The functions of normgrad's libraries of these names, as other libraries export them."""
 
     def __init__(self, names: Sequence[str], libraries: Sequence[ctypes.CDLL]) -> None:
-        declared = [each for name in names for each in functions_of(name)]
-        found = {each.name: find(each, libraries) for each in declared}
+        self._known = {each.name: each for name in names for each in functions_of(name)}
+        found = {name: find(each, libraries) for name, each in self._known.items()}
         self._symbols = {name: each for name, each in found.items() if each is not None}
-        self._types = {each.name: each.returns for each in declared}
 
     def __contains__(self, name: str) -> bool:
         return name in self._symbols
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a function and return its result: a status, a number, or an address."""
-        return self._symbols[name](*arguments)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a function that returns a status.
+        """Call a function and return its result: a status, a number, or an address.
 
         Raises:
-            RefusedError: the status is not success.
+            NotOfferedError: no library exports it.
         """
+        if name not in self:
+            raise NotOfferedError(f"no {name}")
+        return self._symbols[name](*arguments)
+
+    def text(self, name: str) -> str:
+        """The text that a function returns; empty without one, or without the function."""
+        address = self.ask(name) if name in self else None
+        return ctypes.string_at(address).decode(errors="replace") if address else ""
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function that returns a status, and raise a RefusedError if it is no success."""
         status = self.ask(name, *arguments)
         if status:
-            word = f"status {status}"
-            with suppress(KeyError, ValueError):
-                word = _NAMED[self._types[name]](status).name
-            raise RefusedError(word, name, self.last_error())
+            names = {each: each.name for each in _NAMED.get(self._known[name].returns, ())}
+            raise self.refused(names.get(status, f"status {status}"), name)
 
-    def last_error(self) -> str:
-        """The first line of the library's message about its last error; empty without one."""
-        text = self.ask("aclGetRecentErrMsg") if "aclGetRecentErrMsg" in self else None
-        message = ctypes.string_at(text).decode(errors="replace") if text else ""
-        return next(iter(message.splitlines()), "")
+    def refused(self, status: str, name: str) -> RefusedError:
+        """The error of a function, with the first line of the library's message, if it has one."""
+        return RefusedError(status, name, self.text("aclGetRecentErrMsg").partition("\n")[0])

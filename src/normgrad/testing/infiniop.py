@@ -37,10 +37,7 @@ _CODES = {name: infiniDtype_t[f"INFINI_DTYPE_{word}"] for word, name in DTYPES.i
 
 
 class Infiniop(Steps):
-    """One call: a handle, the tensors' descriptors, the operator's, and the computation.
-
-    :func:`mistakes` lists the mistakes that a request can contain.
-    """
+    """One call: a handle, the tensors' descriptors, the operator's, and the computation."""
 
     dialect = "infiniop"
     markers = (_CREATE,)
@@ -60,15 +57,12 @@ class Infiniop(Steps):
         if "infinirtSetDevice" in functions:
             functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
-    def run(self) -> None:
+    def run(self, stream: int | None) -> None:
         request, call = self.request, self.functions.call
         handle = self._create("handle")
         tensors = {name: self._describe(each) for name, each in request.tensors.items()}
         owner = self.argument("handle", handle)
-        values = [
-            self.argument(name, tensors[name]) if name in tensors else None
-            for name in request.arguments
-        ]
+        values = [self.argument(name, tensors.get(name)) for name in request.arguments]
         operator = self._create("operator", (owner,), values)
         self.destroy(*tensors.values())  # the operator keeps its own copies
         size = c_size_t()
@@ -76,9 +70,10 @@ class Infiniop(Steps):
         call(_SIZE, self.unless("operator: null", operator), place)
         if request.computes:
             used = self.unless("operator: null when computing", self.argument("operator", operator))
-            data = [
-                None if t.null == "memory" else self.address(n) for n, t in request.tensors.items()
-            ]
+            data = (
+                None if tensor.null == "memory" else self.address(name)
+                for name, tensor in request.tensors.items()
+            )
             call(_RUN, used, *self.workspace(size.value), *data, None)
             if "infinirtDeviceSynchronize" in self.functions:
                 call("infinirtDeviceSynchronize")
@@ -109,7 +104,7 @@ _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
 _NAMES = {**infiniop.THEIR_NAMES, **{name: name for name in OUTPUTS}}
 
 _BASE = make("train", (3, 4, 40))
-
+_VARIANCES = {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}
 #: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
 TWISTS: Mapping[str, changes.Change] = {
     **{
@@ -118,17 +113,15 @@ TWISTS: Mapping[str, changes.Change] = {
         if twist.fits(_BASE) and "invstd " not in name
     },
     **{
-        f"{word} variance": changes.of_tensor(
-            "save_invstd", partial(np.full_like, fill_value=value)
-        )
-        for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items()
+        f"{word} variance": changes.of_tensor("save_invstd", partial(np.full_like, fill_value=each))
+        for word, each in _VARIANCES.items()
     },
 }
 
 
 @dataclass(frozen=True)
 class Case(LibraryCase):
-    """One call of batch norm's gradients; its mistakes are those of :func:`mistakes`.
+    """One call of batch norm's gradients.
 
     Attributes:
         strided: the vectors that have gaps, each another stride.
@@ -139,6 +132,7 @@ class Case(LibraryCase):
 
     kind: str = "train"
     shape: Shape = (3, 4, 5)
+    eps_of_variance: float | None = 0.0
     strided: tuple[str, ...] = ()
     null: str = ""
     loose: bool = False
@@ -146,12 +140,11 @@ class Case(LibraryCase):
     _always_named = ("shape", "dtype")
     twists = TWISTS
     names = _NAMES
-    eps_of_variance = 0.0
+    operator = "BatchNormBackward"
 
     @property
-    def operator(self) -> str:
-        """infiniop's operator."""
-        return "BatchNormBackward"
+    def mistakes(self) -> Mapping[str, Mistake]:
+        return mistakes()
 
     def unchanged(self) -> Call:
         """The functional operator's call, except that save_invstd holds the variance."""
@@ -160,12 +153,8 @@ class Case(LibraryCase):
         variance = x.astype(np.float64).var((0, 2)) if x.size else np.ones(x.shape[1])
         call.tensors["save_invstd"] = variance.astype(x.dtype)
         for name, value in call.arrays.items():
-            call.tensors[name] = self._vector_out(_NAMES[name], value)
+            call.tensors[name] = self.vector(_NAMES[name], value)
         return call
-
-    @property
-    def mistakes(self) -> Mapping[str, Mistake]:
-        return mistakes()
 
     def legal_request(self) -> Request:
         arrays, outputs = self._memory(self.call())
@@ -176,7 +165,8 @@ class Case(LibraryCase):
             arguments[name] = replace(tensor, strides=steps)
         return Request(_RUN, arguments, outputs)
 
-    def _vector_out(self, name: str, values: Array) -> Array:
+    def vector(self, name: str, values: Array) -> Array:
+        """The values with gaps, if the vector of this name has them."""
         if name not in self.strided:
             return values
         step = 2 + self.strided.index(name)
@@ -185,10 +175,9 @@ class Case(LibraryCase):
         return wide[::step]
 
 
-# Mistakes
-
 _BASE_CASE = Case(Topic.PLAIN)
-_BAD = infiniStatus_t.INFINI_STATUS_BAD_PARAM
+_BAD = Mistake(infiniStatus_t.INFINI_STATUS_BAD_PARAM)
+_BAD_RUN = _BAD._replace(computes=True)
 
 
 @cache
@@ -203,19 +192,16 @@ def mistakes() -> Mapping[str, Mistake]:
     """The mistakes to try in the plain call, by name."""
     found = dict(near().illegal)
     for name in (*OUTPUTS, *INPUTS):
-        found[f"{name}: destroyed"] = Mistake(_BAD)
-        found[f"{name}: null memory"] = Mistake(_BAD, {name: {"null": "memory"}}, computes=True)
-    for words in ("handle: null", "handle: destroyed", "operator: null"):
-        found[words] = Mistake(_BAD)
-    for words in ("operator: null when computing", "operator: destroyed"):
-        found[words] = Mistake(_BAD, computes=True)
+        found[f"{name}: destroyed"] = _BAD
+        found[f"{name}: null memory"] = _BAD_RUN._replace(changes={name: {"null": "memory"}})
+    found |= dict.fromkeys(("handle: null", "handle: destroyed", "operator: null"), _BAD)
+    found |= dict.fromkeys(("operator: null when computing", "operator: destroyed"), _BAD_RUN)
     for creator, *destroyers in (*_MAKERS.values(), (_SIZE,)):
-        found[f"{creator}: no place for the result"] = Mistake(_BAD)
-        for words in (f"{each}: {how}" for each in destroyers for how in ("null", "twice")):
-            found[words] = Mistake(_BAD)
-    short = infiniStatus_t.INFINI_STATUS_INSUFFICIENT_WORKSPACE
-    found["workspace: null"] = Mistake(_BAD, computes=True)
-    found["workspace: a byte short"] = Mistake(short, computes=True)
+        found[f"{creator}: no place for the result"] = _BAD
+        for each in destroyers:
+            found |= {f"{each}: null": _BAD, f"{each}: twice": _BAD}
+    short = Mistake(infiniStatus_t.INFINI_STATUS_INSUFFICIENT_WORKSPACE, computes=True)
+    found |= {"workspace: null": _BAD_RUN, "workspace: a byte short": short}
     return found | near().both(
         ("running_var: null", "weight: F64"),
         ("weight: F64", "grad_bias: an element short"),
@@ -232,7 +218,6 @@ _SHAPES_OF_VALUES: tuple[Shape, ...] = (
 _SHAPES_OF_EDGES: tuple[Shape, ...] = (
     *((1, 4, 1), (1, 1, 1), (1, 4, 5), (3, 1, 5), (3, 4, 1), (2, 1, 1), (1, 1, 7)),
 )
-_OF_MEANS: tuple[Shape, ...] = ((8, 4, 256), (64, 6, 33))
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 4, 0), (2, 0, 5), (0, 0, 0))
 
 
@@ -241,7 +226,8 @@ def _all() -> Iterator[Case]:
     values = Case(Topic.VALUES, normal=True)
     yield from varied(values, shape=_SHAPES_OF_VALUES, dtype=_DTYPES, null=("", "strides"))
     for dtype in ("float32", *HALVES):
-        yield from varied(Case(Topic.MEAN, dtype=dtype), mean=RATIOS[dtype], shape=_OF_MEANS)
+        means = Case(Topic.MEAN, dtype=dtype)
+        yield from varied(means, mean=RATIOS[dtype], shape=((8, 4, 256), (64, 6, 33)))
     yield from varied(Case(Topic.ABSENT, null="memory"), shape=_EMPTY, dtype=_DTYPES)
     strided = (*((name,) for name in _VECTORS), _VECTORS, _VECTORS[::-1])
     shapes: tuple[Shape, ...] = ((3, 4, 30), (4, 64, 49))
@@ -260,11 +246,7 @@ def _all() -> Iterator[Case]:
     yield from varied(Case(Topic.DETERMINISM), shape=((16, 24, 784), (33, 40, 10)), dtype=_DTYPES)
 
 
-#: A quick run takes one in this many cases of each topic. It is no multiple of 2 or 3, the periods
-#: with which dtypes and shapes alternate.
-_QUICK = 5
-
-
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or its part for a quick run; see :func:`.suite.cases`."""
-    return tuple(thinned(_all(), _QUICK if quick else 1))
+    # No multiple of 2 or 3, the periods with which dtypes and shapes alternate.
+    return tuple(thinned(_all(), 5 if quick else 1))

@@ -21,7 +21,7 @@ from .conversions import NotOfferedError
 from .memory import Watched, guarded
 from .outcomes import Fault, Outcome, wrong
 from .subjects import Implementation
-from .tensors import Array, Call
+from .tensors import Array, Call, lay_out
 
 
 @dataclass(frozen=True)
@@ -107,135 +107,6 @@ class Mistake(NamedTuple):
     computes: bool = False
 
 
-class Steps(ABC):
-    """A dialect's calls for one request, from the first handle to the last.
-
-    Attributes:
-        dialect: the name of the dialect and of its suite.
-        markers: functions; a library that exports any of them speaks the dialect.
-        needed: further functions, without which nothing can be tested.
-        companions: other libraries that may export the needed functions.
-        libraries: normgrad's libraries for the dialect, by their names in the list of exports.
-        memory: the watched memory of each tensor, which may share it, and of the workspace.
-        blocks: the address of a memory's copy on the device, where there is one.
-        written: the tensors that may have been written to.
-        living: the handles that are not yet destroyed, each with the function that destroys it.
-        faults: what the call did that it must not.
-    """
-
-    dialect: ClassVar[str]
-    markers: ClassVar[tuple[str, ...]]
-    needed: ClassVar[tuple[str, ...]]
-    companions: ClassVar[tuple[str, ...]]
-    libraries: ClassVar[tuple[str, ...]]
-
-    def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
-        self.functions, self.request, self.stream = functions, request, stream
-        arrays = {id(each.array): each.array for each in request.tensors.values()}
-        watched = {key: Watched(array) for key, array in arrays.items()}
-        self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
-        self.blocks: dict[Watched, int] = {}
-        self.written: tuple[str, ...] = ()
-        self.living: dict[int, str] = {}
-        self.faults: list[Fault] = []
-
-    @staticmethod
-    @abstractmethod
-    def facts(path: str, functions: Functions) -> dict[str, str]:
-        """Facts for a report about the library at a path, or a SubjectError if it is unusable."""
-
-    @staticmethod
-    @abstractmethod
-    def prepare(functions: Functions) -> int | None:
-        """Make a program's first calls, in the process that computes; see :meth:`run`."""
-
-    @abstractmethod
-    def run(self) -> None:
-        """Make all calls for the request.
-
-        Raises:
-            RefusedError: a function returned a status other than success, or no handle.
-            NotOfferedError: the operator does not exist, or the mistake does not apply to it.
-        """
-
-    def outcome(self) -> Outcome:
-        """Make all calls for the request, check the watched memory, and return the outcome."""
-        try:
-            try:
-                self.run()
-            finally:
-                self._check()
-            return Outcome(self.outputs(), faults=tuple(self.faults))
-        except RefusedError as refused:
-            return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
-        finally:
-            for handle, destroyer in reversed(self.living.items()):  # those that are left
-                self.functions.ask(destroyer, handle)
-
-    def outputs(self) -> dict[str, Array]:
-        """The outputs' values now."""
-        memories = {name: self.memory[name] for name in self.written}
-        return {
-            name: memory.view(self.now(memory)).copy().view(memory.value.dtype)
-            for name, memory in memories.items()
-        }
-
-    def now(self, memory: Watched) -> Array:
-        """The bytes of a tensor's memory as they are now."""
-        return memory.bytes()
-
-    def address(self, name: str) -> int:
-        """The address of a tensor's first element, or of the workspace."""
-        return self.memory[name].value.ctypes.data
-
-    def _check(self) -> None:
-        """Note a fault for all writes outside the outputs and the workspace."""
-        own = {self.memory[name] for name in (*self.written, "workspace") if name in self.memory}
-        for name, memory in self.memory.items():
-            if fault := memory.fault(memory in own, self.now(memory)):
-                self.faults.append(wrong(f"{name}: {fault}"))
-
-    # Steps common to all dialects
-
-    def unless(self, words: str, value: Any) -> Any:
-        """The value; None, for a null pointer, if this is the request's mistake."""
-        return None if words == self.request.mistake else value
-
-    def argument(self, name: str, handle: int) -> Any:
-        """A handle as an argument; the request's mistake may destroy it first or make it null."""
-        if f"{name}: destroyed" == self.request.mistake:
-            self.destroy(handle)
-        return self.unless(f"{name}: null", handle)
-
-    def track(self, handle: int | None, destroyer: str) -> int:
-        """Note how a new handle is to be destroyed, and return the handle."""
-        self.living[handle or 0] = destroyer
-        return handle or 0
-
-    def destroy(self, *handles: int) -> None:
-        """Destroy those of the handles that are not yet destroyed."""
-        for handle in handles:
-            destroyer = self.living.get(handle)
-            if destroyer is None:
-                continue
-            if f"{destroyer}: null" == self.request.mistake:
-                self.functions.call(destroyer, None)
-            del self.living[handle]
-            self.functions.call(destroyer, handle)
-            if f"{destroyer}: twice" == self.request.mistake:
-                self.functions.call(destroyer, handle)
-
-    def workspace(self, size: int) -> tuple[int | None, int]:
-        """The address of a new workspace and its size, with the request's mistakes."""
-        is_short = self.request.mistake == "workspace: a byte short"
-        if not size:
-            if self.request.mistake in ("workspace: null", "workspace: a byte short"):
-                raise NotOfferedError("it needs no workspace")
-            return None, 0
-        self.memory["workspace"] = Watched(guarded(np.full(size, 0xFF, np.uint8)))
-        return self.unless("workspace: null", self.address("workspace")), size - is_short
-
-
 class Library(Implementation):
     """A shared library under test, which speaks the dialect of ``steps``.
 
@@ -248,35 +119,153 @@ class Library(Implementation):
     def __init__(self, path: str, steps: type[Steps], functions: Functions) -> None:
         self.name, self.suite = Path(path).name, steps.dialect
         self.facts = {"library": path, "dialect": steps.dialect, **steps.facts(path, functions)}
-        self._steps, self._functions = steps, functions
+        self.functions, self._steps = functions, steps
 
     @cached_property
-    def _stream(self) -> int | None:
-        return self._steps.prepare(self._functions)
+    def stream(self) -> int | None:
+        """The stream of all calls, after a program's first calls."""
+        return self._steps.prepare(self.functions)
 
     def once(self, call: Request) -> Outcome:
+        return self._steps(self, call).outcome()
+
+
+class Steps(ABC):
+    """A dialect's calls for one request, from the first handle to the last.
+
+    Attributes:
+        dialect: the name of the dialect and of its suite.
+        markers: functions; a library that exports any of them speaks the dialect.
+        needed: further functions, without which nothing can be tested.
+        companions: other libraries that may export the needed functions.
+        libraries: normgrad's libraries for the dialect, by their names in the list of exports.
+        memory: the watched memory of each tensor, which may share it, and of the workspace.
+        written: the tensors that may have been written to.
+        living: the handles that are not yet destroyed, each with the function that destroys it.
+        faults: what the call did that it must not.
+    """
+
+    dialect: ClassVar[str]
+    markers: ClassVar[tuple[str, ...]]
+    needed: ClassVar[tuple[str, ...]]
+    companions: ClassVar[tuple[str, ...]]
+    libraries: ClassVar[tuple[str, ...]]
+
+    def __init__(self, library: Library, request: Request) -> None:
+        self.library, self.request, self.functions = library, request, library.functions
+        arrays = {id(each.array): each.array for each in request.tensors.values()}
+        watched = {key: Watched(array) for key, array in arrays.items()}
+        self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
+        self.written: tuple[str, ...] = ()
+        self.living: dict[int, str] = {}
+        self.faults: list[Fault] = []
+
+    @staticmethod
+    @abstractmethod
+    def facts(path: str, functions: Functions) -> dict[str, str]:
+        """Facts for a report about the library at a path, or a SubjectError if it is unusable."""
+
+    @staticmethod
+    @abstractmethod
+    def prepare(functions: Functions) -> int | None:
+        """Make a program's first calls, in the process that computes, and return the stream."""
+
+    @abstractmethod
+    def run(self, stream: int | None) -> None:
+        """Make all calls for the request.
+
+        Raises:
+            RefusedError: a function returned a status other than success, or no handle.
+            NotOfferedError: the operator does not exist, or the mistake does not apply to it.
+        """
+
+    def outcome(self) -> Outcome:
+        """Make all calls for the request, check the watched memory, and return the outcome."""
         try:
-            steps = self._steps(self._functions, call, self._stream)
-        except RefusedError as error:
-            return Outcome(error=(error.status, str(error)))
-        return steps.outcome()
+            try:
+                self.run(self.library.stream)
+            finally:
+                self.check()
+            return Outcome(self.outputs(), faults=tuple(self.faults))
+        except RefusedError as refused:
+            return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
+        finally:
+            for handle, destroyer in reversed(self.living.items()):  # those that are left
+                self.functions.ask(destroyer, handle)
+
+    def check(self) -> None:
+        """Note a fault for all writes outside the outputs and the workspace."""
+        own = {each for name, each in self.memory.items() if name in (*self.written, "workspace")}
+        for name, memory in self.memory.items():
+            if fault := memory.fault(memory in own):
+                self.faults.append(wrong(f"{name}: {fault}"))
+
+    def outputs(self) -> dict[str, Array]:
+        """The outputs' values now."""
+        return {name: self.memory[name].value.copy() for name in self.written}
+
+    def address(self, name: str) -> int:
+        """The address of a tensor's first element, or of the workspace."""
+        return self.memory[name].value.ctypes.data
+
+    # Steps with mistakes
+
+    def unless(self, words: str, value: Any) -> Any:
+        """The value; None, for a null pointer, if this is the request's mistake."""
+        return None if words == self.request.mistake else value
+
+    def argument(self, name: str, handle: int | None) -> int | None:
+        """A handle as an argument; the request's mistake may destroy it first or make it null."""
+        if handle and f"{name}: destroyed" == self.request.mistake:
+            self.destroy(handle)
+        return None if f"{name}: null" == self.request.mistake else handle
+
+    def track(self, handle: int | None, destroyer: str) -> int:
+        """Note how a new handle is to be destroyed, and return the handle."""
+        self.living[handle or 0] = destroyer
+        return handle or 0
+
+    def destroy(self, *handles: int) -> None:
+        """Destroy those of the handles that are not yet destroyed."""
+        for handle in filter(self.living.__contains__, handles):
+            destroyer = self.living[handle]
+            if f"{destroyer}: null" == self.request.mistake:
+                self.functions.call(destroyer, None)
+            del self.living[handle]
+            self.functions.call(destroyer, handle)
+            if f"{destroyer}: twice" == self.request.mistake:
+                self.functions.call(destroyer, handle)
+
+    def workspace(self, size: int) -> tuple[int | None, int]:
+        """The address of a new workspace and its size, with the request's mistakes."""
+        is_short = self.request.mistake == "workspace: a byte short"
+        if size:
+            self.memory["workspace"] = Watched(guarded(np.full(size, 0xFF, np.uint8)))
+            return self.unless("workspace: null", self.address("workspace")), size - is_short
+        if self.request.mistake.startswith("workspace: "):
+            raise NotOfferedError("it needs no workspace")
+        return None, 0
 
 
+@dataclass(frozen=True)
 class LibraryCase(Case, ABC):
-    """A case of a dialect's suite. Its mistakes change the request, not the tensors."""
+    """A case of a dialect's suite. Its mistakes change the request, not the tensors.
 
-    def output_specs(self, call: Call) -> tuple[()]:
-        return ()
+    Attributes:
+        eps_of_variance: what the formula adds to save_invstd if that holds the variance; None if it
+            does not.
+        vectors_out: the memory layout of the outputs with a value for each channel.
+    """
+
+    eps_of_variance: float | None = None
+    vectors_out: str = "contiguous"
+
+    _never_named = (*Case._never_named, "eps_of_variance", "product")
 
     @property
     @abstractmethod
     def names(self) -> Mapping[str, str]:
         """The dialect's names of tensors and outputs, by the functional operator's."""
-
-    @property
-    @abstractmethod
-    def eps_of_variance(self) -> float | None:
-        """What the formula adds to save_invstd if that holds the variance; None if it does not."""
 
     @property
     @abstractmethod
@@ -286,9 +275,6 @@ class LibraryCase(Case, ABC):
     @abstractmethod
     def legal_request(self) -> Request:
         """The request without the mistake."""
-
-    def call(self) -> Call:
-        return self.unchanged() if self.is_mistake else super().call()
 
     def request(self) -> Request:
         request = self.legal_request()
@@ -300,6 +286,12 @@ class LibraryCase(Case, ABC):
     def status(self) -> str:
         return self.mistakes[self.change].status.name
 
+    def call(self) -> Call:
+        return self.unchanged() if self.is_mistake else super().call()
+
+    def output_specs(self, call: Call) -> tuple[()]:
+        return ()
+
     def exact(self, call: Call) -> dict[str, reference.Exact]:
         if self.eps_of_variance is not None and "save_invstd" in call.arrays:
             with np.errstate(all="ignore"):
@@ -307,6 +299,10 @@ class LibraryCase(Case, ABC):
                 invstd = 1 / np.sqrt(variance + self.eps_of_variance)
             call = Call(call.name, {**call.tensors, "save_invstd": invstd}, call.options)
         return {self.names[name]: exact for name, exact in call.exact().items()}
+
+    def vector(self, name: str, values: Array) -> Array:
+        """An output with a value for each channel, in the memory layout of this case."""
+        return lay_out(values, self.vectors_out)
 
     def _memory(
         self, call: Call, all_outputs: bool = True
@@ -323,14 +319,10 @@ class LibraryCase(Case, ABC):
         for name, kind in ((self.names[each.name], each.kind) for each in outputs):
             if kind is not Kind.DATA:
                 vector = np.full(data.shape[self.channel_axis], np.nan, parameters.dtype)
-                arrays[name] = guarded(self._vector_out(name, vector))
+                arrays[name] = guarded(self.vector(name, vector))
             elif self.out in IN_PLACE:
                 arrays[name] = arrays[self.names[IN_PLACE[self.out]]]
             else:
                 new = np.full(data.shape, np.nan, data.dtype)
                 arrays[name] = guarded(new if call.first_out is None else call.first_out)
         return arrays, tuple(self.names[each.name] for each in call.outputs if each.is_wanted)
-
-    @abstractmethod
-    def _vector_out(self, name: str, values: Array) -> Array:
-        """An output with a value for each channel, in the memory layout of this case."""

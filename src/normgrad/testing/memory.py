@@ -26,49 +26,44 @@ class Watched:
 
     Attributes:
         value: the array.
-        start: the offset of its first element from the start of that memory, in bytes.
-        size: the memory's size in bytes.
+        whole: the array that owns the memory.
+        start: the offset of the first element from the start of the memory, in bytes.
     """
 
     def __init__(self, value: Array) -> None:
-        self.value = self._whole = value
-        while isinstance(self._whole.base, np.ndarray):  # up to the array that owns the memory
-            self._whole = self._whole.base
-        self.start = value.ctypes.data - _bounds(self._whole)[0]
-        self._before, self._rest_before = self.bytes(), self._rest()
-        self.size = self._before.size
+        self.value = self.whole = value
+        while isinstance(self.whole.base, np.ndarray):
+            self.whole = self.whole.base
+        self.start = value.ctypes.data - _bounds(self.whole)[0]
+        self._before, self._rest_before = self._bytes(), self._rest()
 
-    def bytes(self) -> Array:
+    def _bytes(self) -> Array:
         """A copy of the memory as it is now."""
-        return np.frombuffer(self._whole.tobytes("A"), np.uint8).copy()
+        return np.frombuffer(self.whole.tobytes("A"), np.uint8).copy()
 
     def _rest(self) -> object:
         """What the C library has allocated beyond the array's own memory, to fill up a block."""
-        if not self._whole.flags.owndata:
+        if not self.whole.flags.owndata:
             return None
-        start, size = self._whole.ctypes.data, self._whole.nbytes
+        start, size = self.whole.ctypes.data, self.whole.nbytes
         return ctypes.string_at(start + size, max(0, _usable_size()(start) - size))
 
-    def fault(self, is_output: bool, now: Array | None = None) -> str:
+    def fault(self, is_output: bool) -> str:
         """Describe what has changed in the memory; empty if nothing has.
 
-        Args:
-            is_output: whether the array's own elements may change.
-            now: the memory's bytes to compare, if not the array's own.
+        ``is_output`` says whether the array's own elements may change.
         """
-        now = self.bytes() if now is None else now.copy()
-        before = self._before.copy()
+        now, before = self._bytes(), self._before.copy()
         if is_output and self.value.size:
+            kind = np.dtype(f"u{self.value.itemsize}")
             for each in (now, before):
-                self.view(each)[...] = 0
+                elements: Array = np.ndarray(
+                    self.value.shape, kind, each.data, self.start, self.value.strides
+                )
+                elements[...] = 0
         if (now == before).all():
             return "written past its end" if self._rest() != self._rest_before else ""
         return "written beside" if is_output else "written to"
-
-    def view(self, memory: Array) -> Array:
-        """The array's elements in a copy of its memory, as unsigned integers."""
-        kind = np.dtype(f"u{self.value.itemsize}")
-        return np.ndarray(self.value.shape, kind, memory.data, self.start, self.value.strides)
 
 
 def guarded(value: Array) -> Array:
