@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ctypes import byref, c_bool, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from . import suite
 from .c_functions import Functions, RefusedError
 from .cases import Case as OperatorsCase
 from .cases import Topic, thinned, varied
-from .libraries import Argument, LibraryCase, Mistake, Request, Steps, Tensor
-from .memory import Watched, guarded
+from .libraries import LibraryCase, Mistake, Request, Steps, Tensor
+from .memory import guarded
 from .neighbours import Neighbours, breach
 from .outcomes import Outcome, convention
 from .subjects import OTHER_BITS, SubjectError, unlike
@@ -46,18 +46,14 @@ _HUGE_FIRST, _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DETERMINISTIC = 0, 1, 2, 0
 
 
 class Aclnn(Steps):
-    """One call: its tensors' copies on the device, its handles and its two phases.
-
-    Attributes:
-        blocks: the address of each memory's copy on the device.
-    """
+    """One call: its tensors' copies on the device, its handles and its two phases."""
 
     dialect = "aclnn"
     markers = tuple(f"{operator}{_PHASE_1}" for operator in _TESTED)
     needed = (
         *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
-        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
-        *("aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
+        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtDestroyStream"),
+        *("aclrtSynchronizeStream", "aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
     )
     companions = ("libascendcl.so", "libnnopbase.so")
     libraries = ("opapi", "nnopbase", "ascendcl")
@@ -84,22 +80,13 @@ class Aclnn(Steps):
             "chip": chip or "not said",
         }
 
-    @staticmethod
-    def prepare(functions: Functions) -> int | None:
-        """Choose device 0, and create a stream."""
-        functions.call("aclrtSetDevice", 0)
-        if "aclrtCtxSetSysParamOpt" in functions:  # else some devices add in any order
-            functions.ask("aclrtCtxSetSysParamOpt", _DETERMINISTIC, 1)
-        stream = c_void_p()
-        functions.call("aclrtCreateStream", byref(stream))
-        return stream.value
-
-    @cached_property
-    def blocks(self) -> dict[Watched, int]:
-        return {}
-
-    def run(self, stream: int | None) -> None:
-        request, call = self.request, self.functions.call
+    def run(self) -> None:
+        request, call, stream = self.request, self.functions.call, c_void_p()
+        call("aclrtSetDevice", 0)
+        if "aclrtCtxSetSysParamOpt" in self.functions:  # else some devices add in any order
+            self.functions.ask("aclrtCtxSetSysParamOpt", _DETERMINISTIC, 1)
+        call("aclrtCreateStream", byref(stream))
+        self.track(stream.value, "aclrtDestroyStream")
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
         places = (
@@ -132,7 +119,7 @@ class Aclnn(Steps):
                 self.faults += [convention(how, name) for name in unlike(before, now)]
                 before = now
 
-    def _argument(self, name: str, value: Argument) -> Any:
+    def _argument(self, name: str, value: Any) -> Any:
         """Convert an argument to what phase 1 takes."""
         if not isinstance(value, Tensor | tuple):
             return value
@@ -314,15 +301,14 @@ _LAYOUTS = ("channels_last", "sliced", "transposed", "odd", "expanded")
 _OF_RANK: Mapping[int, Shape] = {2: (9, 4), 3: (3, 4, 25), 4: (3, 4, 5, 7), 5: (2, 4, 3, 5, 2)}
 
 
-def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
-    if computed.dtype in HALVES and not computed.parameters:
-        computed = replace(computed, parameters=computed.dtype)
-    return Case(**vars(computed) | more, product=product)
+def _case(product: Product, case: OperatorsCase, **more: Any) -> Case:
+    """The case on a product, where halves' parameters are halves too."""
+    parameters = case.parameters or (case.dtype if case.dtype in HALVES else "")
+    return Case(**vars(case) | {"product": product, "parameters": parameters, **more})
 
 
 def _is_legal(case: Case) -> bool:
-    contract = _TRANSLATIONS[case.kind].contract
-    return breach(contract, case.product, case.request()) is None
+    return breach(_TRANSLATIONS[case.kind].contract, case.product, case.request()) is None
 
 
 def _values(product: Product, kind: str) -> Iterator[Case]:
@@ -354,9 +340,7 @@ def _at_rules(product: Product, kind: str) -> Iterator[Case]:
     """Calls that just keep each rule; the dtypes take turns."""
     base = replace(_base_case(kind, product), topic=Topic.VALUES)
     for description, dtype in zip(near(kind, product).legal, itertools.cycle(product.dtypes)):
-        yield replace(
-            base, dtype=dtype, description=description, parameters=dtype if dtype in HALVES else ""
-        )
+        yield _case(product, replace(base, dtype=dtype, description=description))
 
 
 def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:

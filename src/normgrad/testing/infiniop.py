@@ -24,12 +24,9 @@ _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _SIZE = "infiniopGetBatchNormBackwardWorkspaceSize"
 _RUN = "infiniopBatchNormBackward"
 
-#: Each kind of object, with the functions that create and destroy it.
-_MAKERS = {
-    "handle": ("infiniopCreateHandle", "infiniopDestroyHandle"),
-    "tensor": ("infiniopCreateTensorDescriptor", "infiniopDestroyTensorDescriptor"),
-    "operator": (_CREATE, "infiniopDestroyBatchNormBackwardDescriptor"),
-}
+_HANDLE, _TENSOR = "infiniopCreateHandle", "infiniopCreateTensorDescriptor"
+#: The functions that destroy objects, by those that create them.
+_DESTROYERS = {name: name.replace("Create", "Destroy") for name in (_HANDLE, _TENSOR, _CREATE)}
 
 #: The rules' names for dtypes, by infiniop's words; infiniop does not take all of them.
 DTYPES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16", "F64": "float64", "I32": "I32"}
@@ -41,7 +38,7 @@ class Infiniop(Steps):
 
     dialect = "infiniop"
     markers = (_CREATE,)
-    needed = (*(name for pair in _MAKERS.values() for name in pair), _SIZE, _RUN)
+    needed = (*_DESTROYERS, *_DESTROYERS.values(), _SIZE, _RUN)
     companions = ("libinfinirt.so",)
     libraries = ("infiniop", "infinirt")
 
@@ -49,21 +46,17 @@ class Infiniop(Steps):
     def facts(path: str, functions: Functions) -> dict[str, str]:
         return {"operators": "BatchNormBackward", "tensors": "CPU"}
 
-    @staticmethod
-    def prepare(functions: Functions) -> None:
-        """Choose the CPU."""
-        if "infinirtInit" in functions:
-            functions.call("infinirtInit")
-        if "infinirtSetDevice" in functions:
-            functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
-
-    def run(self, stream: int | None) -> None:
+    def run(self) -> None:
         request, call = self.request, self.functions.call
-        handle = self._create("handle")
+        if "infinirtInit" in self.functions:
+            call("infinirtInit")
+        if "infinirtSetDevice" in self.functions:
+            call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
+        handle = self._create(_HANDLE)
         tensors = {name: self._describe(each) for name, each in request.tensors.items()}
         owner = self.argument("handle", handle)
         values = [self.argument(name, tensors.get(name)) for name in request.arguments]
-        operator = self._create("operator", (owner,), values)
+        operator = self._create(_CREATE, (owner,), values)
         self.destroy(*tensors.values())  # the operator keeps its own copies
         size = c_size_t()
         place = self.unless(f"{_SIZE}: no place for the result", byref(size))
@@ -80,19 +73,18 @@ class Infiniop(Steps):
             self.written = request.outputs
         self.destroy(operator, handle)
 
-    def _create(self, kind: str, before: tuple[Any, ...] = (), after: Any = ()) -> int:
+    def _create(self, creator: str, before: tuple[Any, ...] = (), after: Any = ()) -> Any:
         """Create an object; the result's pointer stands between the arguments before and after."""
-        creator, destroyer = _MAKERS[kind]
         pointer = c_void_p()
         place = self.unless(f"{creator}: no place for the result", byref(pointer))
         self.functions.call(creator, *before, place, *after)
-        return self.track(pointer.value, destroyer)
+        return self.track(pointer.value, _DESTROYERS[creator])
 
-    def _describe(self, tensor: Tensor) -> int:
+    def _describe(self, tensor: Tensor) -> Any:
         rank = len(tensor.dims)
         dims, steps = (c_size_t * rank)(*tensor.dims), (c_ssize_t * rank)(*tensor.strides)
         strides = None if tensor.null == "strides" else steps
-        return self._create("tensor", (), (rank, dims, strides, _CODES[tensor.dtype_name]))
+        return self._create(_TENSOR, (), (rank, dims, strides, _CODES[tensor.dtype_name]))
 
 
 # The suite
@@ -107,11 +99,7 @@ _BASE = make("train", (3, 4, 40))
 _VARIANCES = {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}
 #: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
 TWISTS: Mapping[str, changes.Change] = {
-    **{
-        name: twist
-        for name, twist in changes.TWISTS.items()
-        if twist.fits(_BASE) and "invstd " not in name
-    },
+    **{name: e for name, e in changes.TWISTS.items() if e.fits(_BASE) and "invstd " not in name},
     **{
         f"{word} variance": changes.of_tensor("save_invstd", partial(np.full_like, fill_value=each))
         for word, each in _VARIANCES.items()
@@ -196,10 +184,10 @@ def mistakes() -> Mapping[str, Mistake]:
         found[f"{name}: null memory"] = _BAD_RUN._replace(changes={name: {"null": "memory"}})
     found |= dict.fromkeys(("handle: null", "handle: destroyed", "operator: null"), _BAD)
     found |= dict.fromkeys(("operator: null when computing", "operator: destroyed"), _BAD_RUN)
-    for creator, *destroyers in (*_MAKERS.values(), (_SIZE,)):
+    for creator, destroyer in _DESTROYERS.items():
         found[f"{creator}: no place for the result"] = _BAD
-        for each in destroyers:
-            found |= {f"{each}: null": _BAD, f"{each}: twice": _BAD}
+        found |= {f"{destroyer}: null": _BAD, f"{destroyer}: twice": _BAD}
+    found[f"{_SIZE}: no place for the result"] = _BAD
     short = Mistake(infiniStatus_t.INFINI_STATUS_INSUFFICIENT_WORKSPACE, computes=True)
     found |= {"workspace: null": _BAD_RUN, "workspace: a byte short": short}
     return found | near().both(

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -50,9 +49,6 @@ class Tensor:
         return cls(array, array.shape, strides, array.dtype.name, format_name, null)
 
 
-#: A tensor, a mask, a number, or None for a null pointer.
-Argument = Tensor | tuple[bool, ...] | bool | int | float | None
-
 #: What differs from a request, by argument: a dict of the fields of a tensor, or another value.
 Changes = Mapping[str, Any]
 
@@ -63,7 +59,8 @@ class Request:
 
     Attributes:
         operator: the C function that computes.
-        arguments: by name, in the order of the C function that checks them.
+        arguments: tensors, masks, numbers, or None for null pointers, by name, in the order of the
+            C function that checks them.
         outputs: the tensors that are written to.
         mistake: the mistake's words, for which the steps look.
         computes: whether the call computes, rather than only checks the arguments.
@@ -71,7 +68,7 @@ class Request:
     """
 
     operator: str
-    arguments: Mapping[str, Argument]
+    arguments: Mapping[str, Any]
     outputs: tuple[str, ...]
     mistake: str = ""
     computes: bool = True
@@ -108,26 +105,17 @@ class Mistake(NamedTuple):
 
 
 class Library(Implementation):
-    """A shared library under test, which speaks the dialect of ``steps``.
-
-    Raises:
-        SubjectError: the library cannot be used.
-    """
+    """A shared library under test, which speaks the dialect of ``steps``."""
 
     strict = False
 
     def __init__(self, path: str, steps: type[Steps], functions: Functions) -> None:
         self.name, self.suite = Path(path).name, steps.dialect
         self.facts = {"library": path, "dialect": steps.dialect, **steps.facts(path, functions)}
-        self.functions, self._steps = functions, steps
-
-    @cached_property
-    def stream(self) -> int | None:
-        """The stream of all calls, after a program's first calls."""
-        return self._steps.prepare(self.functions)
+        self._functions, self._steps = functions, steps
 
     def once(self, call: Request) -> Outcome:
-        return self._steps(self, call).outcome()
+        return self._steps(self._functions, call).outcome()
 
 
 class Steps(ABC):
@@ -140,6 +128,7 @@ class Steps(ABC):
         companions: other libraries that may export the needed functions.
         libraries: normgrad's libraries for the dialect, by their names in the list of exports.
         memory: the watched memory of each tensor, which may share it, and of the workspace.
+        blocks: the address of a memory's copy on the device, where there is one.
         written: the tensors that may have been written to.
         living: the handles that are not yet destroyed, each with the function that destroys it.
         faults: what the call did that it must not.
@@ -151,13 +140,14 @@ class Steps(ABC):
     companions: ClassVar[tuple[str, ...]]
     libraries: ClassVar[tuple[str, ...]]
 
-    def __init__(self, library: Library, request: Request) -> None:
-        self.library, self.request, self.functions = library, request, library.functions
+    def __init__(self, functions: Functions, request: Request) -> None:
+        self.functions, self.request = functions, request
         arrays = {id(each.array): each.array for each in request.tensors.values()}
         watched = {key: Watched(array) for key, array in arrays.items()}
         self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
+        self.blocks: dict[Watched, int] = {}
         self.written: tuple[str, ...] = ()
-        self.living: dict[int, str] = {}
+        self.living: dict[Any, str] = {}
         self.faults: list[Fault] = []
 
     @staticmethod
@@ -165,25 +155,15 @@ class Steps(ABC):
     def facts(path: str, functions: Functions) -> dict[str, str]:
         """Facts for a report about the library at a path, or a SubjectError if it is unusable."""
 
-    @staticmethod
     @abstractmethod
-    def prepare(functions: Functions) -> int | None:
-        """Make a program's first calls, in the process that computes, and return the stream."""
-
-    @abstractmethod
-    def run(self, stream: int | None) -> None:
-        """Make all calls for the request.
-
-        Raises:
-            RefusedError: a function returned a status other than success, or no handle.
-            NotOfferedError: the operator does not exist, or the mistake does not apply to it.
-        """
+    def run(self) -> None:
+        """Make all calls for the request, or raise a RefusedError or a NotOfferedError."""
 
     def outcome(self) -> Outcome:
         """Make all calls for the request, check the watched memory, and return the outcome."""
         try:
             try:
-                self.run(self.library.stream)
+                self.run()
             finally:
                 self.check()
             return Outcome(self.outputs(), faults=tuple(self.faults))
@@ -214,18 +194,18 @@ class Steps(ABC):
         """The value; None, for a null pointer, if this is the request's mistake."""
         return None if words == self.request.mistake else value
 
-    def argument(self, name: str, handle: int | None) -> int | None:
+    def argument(self, name: str, handle: Any) -> Any:
         """A handle as an argument; the request's mistake may destroy it first or make it null."""
-        if handle and f"{name}: destroyed" == self.request.mistake:
+        if f"{name}: destroyed" == self.request.mistake:
             self.destroy(handle)
-        return None if f"{name}: null" == self.request.mistake else handle
+        return self.unless(f"{name}: null", handle)
 
-    def track(self, handle: int | None, destroyer: str) -> int:
+    def track(self, handle: Any, destroyer: str) -> Any:
         """Note how a new handle is to be destroyed, and return the handle."""
-        self.living[handle or 0] = destroyer
-        return handle or 0
+        self.living[handle] = destroyer
+        return handle
 
-    def destroy(self, *handles: int) -> None:
+    def destroy(self, *handles: Any) -> None:
         """Destroy those of the handles that are not yet destroyed."""
         for handle in filter(self.living.__contains__, handles):
             destroyer = self.living[handle]
@@ -304,18 +284,16 @@ class LibraryCase(Case, ABC):
         """An output with a value for each channel, in the memory layout of this case."""
         return lay_out(values, self.vectors_out)
 
-    def _memory(
-        self, call: Call, all_outputs: bool = True
-    ) -> tuple[dict[str, Array], tuple[str, ...]]:
+    def _memory(self, call: Call, more: bool = True) -> tuple[dict[str, Array], tuple[str, ...]]:
         """New memory for the dialect's tensors by name, and the names of those written to.
 
-        ``all_outputs`` says whether outputs that are not wanted have memory too.
+        ``more`` says whether outputs that are not wanted have memory too.
         """
         tensors = call.arrays
         arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
         data = tensors["input"]
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
-        outputs = [each for each in call.outputs if each.is_wanted or all_outputs]
+        outputs = [each for each in call.outputs if each.is_wanted or more]
         for name, kind in ((self.names[each.name], each.kind) for each in outputs):
             if kind is not Kind.DATA:
                 vector = np.full(data.shape[self.channel_axis], np.nan, parameters.dtype)

@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import rules
 from ..layout import contiguous_strides
+from ..rules import Aspect, Contract, Product
 from .libraries import Changes, Mistake, Request, Tensor
 from .tensors import Shape
 
@@ -23,14 +24,12 @@ _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
 _AXES = ("no axis", "one axis", *(f"{number} axes" for number in _NUMBERS))
 
 
-def breach(
-    contract: rules.Contract, product: rules.Product, request: Request
-) -> rules.ContractError | None:
-    """How a request first breaks a contract; None if its arguments keep it."""
+def breach(contract: Contract, product: Product, request: Request) -> Aspect | None:
+    """In which respect a request first breaks a contract; None if its arguments keep it."""
     try:
         rules.check(rules.Call(contract, product, request.arguments), (product,))
     except rules.ContractError as error:
-        return error
+        return error.aspect
     return None
 
 
@@ -47,11 +46,11 @@ class Neighbours:
         illegal: mistakes: the changes that break the contract.
     """
 
-    contract: rules.Contract
-    product: rules.Product
+    contract: Contract
+    product: Product
     base: Request
     dtypes: Mapping[str, str]
-    statuses: Mapping[rules.Aspect, IntEnum]
+    statuses: Mapping[Aspect, IntEnum]
     legal: dict[str, Changes] = field(default_factory=dict)
     illegal: dict[str, Mistake] = field(default_factory=dict)
 
@@ -74,8 +73,8 @@ class Neighbours:
 
     def _mistake(self, changes: Changes) -> Mistake | None:
         """The mistake that changes make; None if they keep the contract."""
-        error = breach(self.contract, self.product, self.base.changed(changes))
-        return Mistake(self.statuses[error.aspect], changes) if error else None
+        aspect = breach(self.contract, self.product, self.base.changed(changes))
+        return Mistake(self.statuses[aspect], changes) if aspect else None
 
     def _changes(self) -> Iterator[tuple[str, Changes]]:
         """Changes on both sides of each rule, by names."""
@@ -102,9 +101,9 @@ class Neighbours:
         """Other descriptions of a tensor near a rule: a word for each, and the other fields."""
         dims, (*outer, row) = tensor.dims, tensor.dims
         reverse = {"strides": tuple(-step for step in tensor.strides)}
-        if rule.aspect is rules.Aspect.DTYPE:
+        if rule.aspect is Aspect.DTYPE:
             yield from ((word, {"dtype_name": each}) for word, each in self.dtypes.items())
-        elif rule.aspect is rules.Aspect.FORMAT:
+        elif rule.aspect is Aspect.FORMAT:
             for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
                 yield name, {"format_name": name}
         elif rule is rules.CONTIGUOUS:
