@@ -102,8 +102,9 @@ class Aclnn(Steps):
                 if request.mistake == f"{name}: destroyed between the phases":
                     self.destroy(handle)
             operator = request.mistake.partition(" handed to ")[2] or request.operator
-            workspace = self.workspace(size.value)
-            self._compute(operator, *workspace, self.unless("executor: null", executor), stream)
+            workspace, length = self.workspace(size.value)
+            executors = self.unless("executor: null", executor), stream
+            self._compute(operator, workspace if size.value else None, length, *executors)
         self.destroy(*(each for each in [*self.living] if each not in self.blocks.values()))
 
     def _compute(self, operator: str, *arguments: Any) -> None:
@@ -201,6 +202,8 @@ class Case(LibraryCase):
     no_strides: bool = False
     more: bool = False
     runs: int = 1
+
+    _never_named = (*LibraryCase._never_named, "product")
 
     @property
     def operator(self) -> str:

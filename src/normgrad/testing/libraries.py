@@ -218,13 +218,11 @@ class Steps(ABC):
 
     def workspace(self, size: int) -> tuple[int | None, int]:
         """The address of a new workspace and its size, with the request's mistakes."""
-        is_short = self.request.mistake == "workspace: a byte short"
-        if size:
-            self.memory["workspace"] = Watched(guarded(np.full(size, 0xFF, np.uint8)))
-            return self.unless("workspace: null", self.address("workspace")), size - is_short
-        if self.request.mistake.startswith("workspace: "):
+        if not size and self.request.mistake.startswith("workspace: "):
             raise NotOfferedError("it needs no workspace")
-        return None, 0
+        self.memory["workspace"] = Watched(guarded(np.full(size, 0xFF, np.uint8)))
+        is_short = self.request.mistake == "workspace: a byte short"
+        return self.unless("workspace: null", self.address("workspace")), size - is_short
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ class LibraryCase(Case, ABC):
     eps_of_variance: float | None = None
     vectors_out: str = "contiguous"
 
-    _never_named = (*Case._never_named, "eps_of_variance", "product")
+    _never_named = (*Case._never_named, "eps_of_variance")
 
     @property
     @abstractmethod
