@@ -171,7 +171,8 @@ class Steps(ABC):
             return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
         finally:
             for handle, destroyer in reversed(self.living.items()):  # those that are left
-                self.functions.ask(destroyer, handle)
+                if destroyer in self.functions:
+                    self.functions.ask(destroyer, handle)
 
     def check(self) -> None:
         """Note a fault for all writes outside the outputs and the workspace."""
