@@ -99,22 +99,24 @@ def batch_norm(product: str) -> Iterator[Case]:
                     changes[TWINS[name]] = T(C, other)
                 if name == "weight":
                     changes["gradWeight"] = T(C, other)
-                right = {dtype, "float32"} if product == NEW else {dtype}
+                right = {dtype} if product == TRAINING else {dtype, "float32"}
                 # The first of two that are wrong is named.
                 first = {"runningVar": "runningMean", "saveInvstd": "saveMean"}.get(name, name)
                 yield case(changes, None if other in right else first)
         for name in ("gradWeight", "gradBias"):
             for other in ("float32", "float16", "bfloat16", "float64", "int32"):
-                right = {dtype}
-                if product == NEW:
-                    right |= {"float32"}
-                    if name == "gradBias":
-                        right |= {"float16", "bfloat16"}
+                right = {dtype} if product == TRAINING else {dtype, "float32"}
+                if product == NEW and name == "gradBias":
+                    right |= {"float16", "bfloat16"}
                 yield case({**base, name: T(C, other)}, None if other in right else name)
                 without_weight = {**base, "weight": None, name: T(C, other)}
                 yield case(without_weight, None if other in right else name)
+    half = all_of(BN, "float16")
+    if product in (A2, A3):  # as PyTorch's plugin calls it, with mixed precision and without
+        parameters = (*STATISTICS, *OUTPUTS[1:])
+        yield case({**half, **{name: T(C) for name in parameters}})
+        yield case({**half, "gradWeight": T(C), "gradBias": T(C)})
     if product == NEW:
-        half = all_of(BN, "float16")
         # gradWeight follows weight: float32 beside float32.
         yield case({**half, "weight": T(C), "gradWeight": T(C)})
         yield case({**half, "weight": T(C)}, "gradWeight")

@@ -133,20 +133,26 @@ def _vector(
     return _row(name, length("C", empty_unless), when, rank=_VECTOR, **more)
 
 
-def _on_950(*dtypes: Rule) -> Mapping[str, Any]:
-    """Other rules for a vector's dtype on Ascend 950."""
-    return {ASCEND_950: {"dtypes": dtypes}}
+def _exceptions(on_a2: Rule, *on_950: Rule) -> Mapping[str, Any]:
+    """Other rules for a vector's dtype on Atlas A2 and A3, and on Ascend 950.
+
+    The document has gradOut's dtype for A2 and A3. But PyTorch's plugin for these devices passes
+    float32 with halves in every training run with mixed precision.
+    """
+    return {A2: {"dtypes": (on_a2,)}, A3: {"dtypes": (on_a2,)}, ASCEND_950: {"dtypes": on_950}}
 
 
 def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
     """The row of the weight or a statistic; on Ascend 950 ``twin`` must have the same dtype."""
-    exceptions = _on_950(_AS_GRAD_OUT_OR_FLOAT32, *([dtype_of(twin)] if twin else ()))
+    on_950 = _AS_GRAD_OUT_OR_FLOAT32, *([dtype_of(twin)] if twin else ())
+    exceptions = _exceptions(_AS_GRAD_OUT_OR_FLOAT32, *on_950)
     return _vector(name, MAY_BE_NULL, empty_unless, dtype=_AS_GRAD_OUT, exceptions=exceptions)
 
 
 def _batch_norm_gradient(name: str, entry: int, on_950: Rule) -> Parameter:
     when = When("outputMask", entry, checked=(Aspect.SHAPE,))
-    return _vector(name, when, dtype=_AS_GRAD_OUT, is_output=True, exceptions=_on_950(on_950))
+    exceptions = _exceptions(_AS_GRAD_OUT_OR_FLOAT32, on_950)
+    return _vector(name, when, dtype=_AS_GRAD_OUT, is_output=True, exceptions=exceptions)
 
 
 def _like_grad_out(name: str, when: When = ALWAYS, is_output: bool = False) -> Parameter:
