@@ -10,16 +10,17 @@ import pytest
 from normgrad.capi import build
 
 
-def built(factory: pytest.TempPathFactory) -> Path:
+def built(factory: pytest.TempPathFactory, sanitizer: str | None = None) -> Path:
     """The folder of the libraries, which one of pytest-xdist's processes builds for all."""
     import fcntl
 
     root = factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
-    out, done = root / "c-libraries", root / "c-libraries-are-built"
-    with (root / "c-libraries-lock").open("w") as lock:
+    name = f"c-libraries-{sanitizer or 'plain'}"
+    out, done = root / name, root / f"{name}-are-built"
+    with (root / f"{name}-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            build.build(out)
+            build.build(out, sanitizer)
             done.touch()
     return out

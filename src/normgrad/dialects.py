@@ -19,13 +19,10 @@ class DialectError(ValueError):
         status: the status that the C function returns.
         function: the function's name.
         parameter: the name of the wrong argument, or None.
-        is_mistake: whether the C libraries' report mentions it; some failures are harmless, and
-            occur in the vendors' samples.
         wrong_argument: the dialect's status for wrong arguments.
     """
 
     wrong_argument: ClassVar[IntEnum]
-    is_mistake = True
 
     def __init__(
         self, status: IntEnum, function: str, message: str, parameter: str | None = None
@@ -86,15 +83,12 @@ class Use(NamedTuple):
         name: the parameter's name.
         verb: the kind of use, such as "reads".
         region: the bytes.
-        is_host: whether the bytes are contiguous host memory, which the program may change without
-            a call.
         in_place: the parameters of the same call that may have exactly this region.
     """
 
     name: str
     verb: str
     region: layout.Region
-    is_host: bool = False
     in_place: tuple[str, ...] = ()
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from . import frameworks, layout, rules
 from .dialects import DialectError
@@ -20,7 +20,6 @@ from .options import Options
 from .plans import Plan, keep
 from .tensor import TensorSpec
 from .unusable import describe, represent
-from .workspaces import Launcher
 
 # Each enumeration's members are also names of this module, as in C.
 (
@@ -68,7 +67,7 @@ THEIR_NAMES = {
     "save_invstd": "running_var",
 }
 #: InfiniCore's names of the plan's inputs and outputs, in the plan's order; "" where absent.
-_ORDER = (*(THEIR_NAMES.get(name, "") for name in _OPERATOR.names), *OUTPUTS)
+ORDER = (*(THEIR_NAMES.get(name, "") for name in _OPERATOR.names), *OUTPUTS)
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _RUN = "infiniopBatchNormBackward"
@@ -423,25 +422,14 @@ def infiniopBatchNormBackward(
             raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
         workspace = workspace._replace(nbytes=needed)
 
-    addresses, owners = zip(*(memory.get(name, (0, None)) for name in _ORDER), strict=True)
-    is_of_c = isinstance(stream, Launcher)  # which has looked at the memory
-
-    def run() -> None:
-        try:
-            op.plan.run_at(addresses, owners, workspace if needed else None, is_of_c)
-        except ValueError as error:  # outputs that overlap, or cannot be written
-            raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
-        except Exception as error:
-            raise InfiniError(INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
-        frameworks.count_writes(values[name] for name in OUTPUTS)
-
-    def refuse(message: str) -> NoReturn:
-        raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, message)
-
-    if is_of_c:
-        stream.launch(run, refuse)
-    else:
-        run()
+    addresses, owners = zip(*(memory.get(name, (0, None)) for name in ORDER), strict=True)
+    try:
+        op.plan.run_at(addresses, owners, workspace if needed else None)
+    except ValueError as error:  # outputs that overlap, or cannot be written
+        raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
+    except Exception as error:
+        raise InfiniError(INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
+    frameworks.count_writes(values[name] for name in OUTPUTS)
 
 
 def _locate(name: str, value: Any, spec: TensorSpec, writing: bool) -> tuple[int, Any]:

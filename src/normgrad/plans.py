@@ -283,7 +283,7 @@ class Plan:
         return tuple(place.high if place else 0 for place in (*self.inputs, *self.outputs))
 
     @cached_property
-    def _in_slots(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    def in_slots(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
         """Puts the addresses of inputs, outputs and workspace, and then a 0, in a run's order."""
         places = (*self.inputs, *self.outputs)
         order = [len(places) + 1] * PLACES
@@ -362,9 +362,7 @@ class Plan:
             if name is not None:
                 call.framework.keep_derivatives(name, tensor, recording)
 
-    def run_at(
-        self, addresses: Sequence[int], owners: Sequence[Any], workspace: Any, is_probed: bool
-    ) -> None:
+    def run_at(self, addresses: Sequence[int], owners: Sequence[Any], workspace: Any) -> None:
         """Compute on the CPU's memory at addresses, at which there are tensors of the plan's specs.
 
         Args:
@@ -372,46 +370,27 @@ class Plan:
                 where absent.
             owners: what keeps the memory alive, in the same order; None where absent.
             workspace: as in :meth:`run`; not None if a workspace is needed.
-            is_probed: whether it is known that all memory can be accessed.
         """
         start, _, region = self._scratch(workspace)
-        if not (is_probed and self._are_apart(addresses, region)):
-            snapshot = Snapshot(frameworks.NUMPY, tuple(owners), [*addresses], ())
-            check(snapshot, self.inputs, self.outputs, region, False)
+        snapshot = Snapshot(frameworks.NUMPY, tuple(owners), [*addresses], ())
+        check(snapshot, self.inputs, self.outputs, region, False)
         self._compute((*addresses, start, 0))
-
-    def _are_apart(
-        self, addresses: Sequence[int], region: tuple[layout.Region, Any] | None
-    ) -> bool:
-        """Whether no two tensors, nor the workspace, overlap between their first and last bytes."""
-        spans = [(addresses[at] + low, addresses[at] + high) for at, low, high in self._reaches]
-        if region is not None:
-            start = region[0].address
-            spans.append((start, start + region[0].shape[0]))
-        spans.sort()
-        reached = 0
-        for first, end in spans:
-            if first < reached:
-                return False
-            reached = end
-        return True
-
-    @cached_property
-    def _reaches(self) -> tuple[tuple[int, int, int], ...]:
-        """The index of each tensor, and the offsets of its first byte and of one past its last."""
-        places = enumerate((*self.inputs, *self.outputs))
-        return tuple((at, place.low, place.high) for at, place in places if place is not None)
 
     def _compute(self, addresses: Sequence[int]) -> None:
         """Run the kernels on the addresses of inputs, outputs and workspace, and then a 0."""
         if self._computes:
-            self._prepared().run(self._in_slots(addresses))
+            self._prepared().run(self.in_slots(addresses))
 
     def _prepared(self) -> Any:
         """The runner, with its kernels loaded."""
         if self.runner is None:
             self.runner = self._backend.runner(self._schedule)
         return self.runner
+
+    def team(self) -> tuple[int, int]:
+        """The threads of a run without Python on the CPU: see :class:`.backends.cpu.teams.Team`."""
+        team: tuple[int, int] = self._prepared().team()
+        return team
 
     def native(self, addresses: Mapping[int, int]) -> NativeSchedule | None:
         """The schedule for code that runs it without Python; None if only Python can run it.

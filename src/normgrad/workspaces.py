@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +60,6 @@ class Memory(NamedTuple):
     def loss(self) -> str | None:
         """The reason why the memory is no longer usable; None if it is usable."""
         owner = self.owner
-        if isinstance(owner, Allocation):
-            return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
         moved = False
         if isinstance(owner, np.ndarray):
             # Only an array that owns its memory can have been resized.
@@ -80,21 +77,6 @@ class Memory(NamedTuple):
         return memory.array_at(
             self.address, (self.nbytes,), (1,), dtype, self.owner, self.writeable
         )
-
-
-class Launcher(NamedTuple):
-    """A stream that may run work later.
-
-    It takes what does the work, and what raises the error for arguments that share memory.
-    """
-
-    launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
-
-
-class Allocation:
-    """The owner of memory; ``freed_by`` is the name of the function that has freed it, or None."""
-
-    freed_by: str | None = None
 
 
 def _memory_on(device: str, name: str, value: Any) -> Memory:

@@ -51,23 +51,43 @@ def libraries(tmp_path_factory):
     return Libraries(c_libraries.built(tmp_path_factory))
 
 
+@pytest.fixture(scope="session")
+def compile_for(tmp_path_factory):
+    """A function that compiles a program for a sanitizer, or skips the test if it does not work."""
+    built: dict[str, Libraries] = {}
+
+    def libraries_for(sanitizer: str) -> Libraries:
+        folder = tmp_path_factory.mktemp(sanitizer)
+        source, program = folder / "empty.c", folder / "empty"
+        source.write_text("int main(void) { return 0; }\n")
+        command = ["gcc", f"-fsanitize={sanitizer}", source, "-o", program]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode != 0 or subprocess.run([program], check=False).returncode != 0:
+            pytest.skip(f"no sanitizer {sanitizer}")
+        return Libraries(c_libraries.built(tmp_path_factory, sanitizer))
+
+    def compile_one(sanitizer: str, source: Path, target: Path, dialect: str) -> Path:
+        if sanitizer not in built:
+            built[sanitizer] = libraries_for(sanitizer)
+        compiler, standard = LANGUAGES[source.suffix]
+        flags = built[sanitizer].flags(dialect)
+        command = [compiler, standard, source, "-o", target, *flags, "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return target
+
+    return compile_one
+
+
 @pytest.fixture
-def compile_only(libraries, monkeypatch):
-    """Has builds compile the libraries of these names, and copy the others, which takes seconds."""
+def copied(libraries, monkeypatch):
+    """Builds copy the library that is built already, since to compile it takes seconds."""
 
-    def only(*names: str) -> None:
-        compile_one = build._compile
+    def copy(command, work, target):
+        if target.endswith(".so"):  # the others are objects
+            shutil.copyfile(libraries.out / "lib" / target, work / target)
 
-        def copy_or_compile(compiler, work, name, *rest):
-            if name in names:
-                compile_one(compiler, work, name, *rest)
-            else:
-                file = build._file_name(name)
-                shutil.copyfile(libraries.out / "lib" / file, work / file)
-
-        monkeypatch.setattr(build, "_compile", copy_or_compile)
-
-    return only
+    monkeypatch.setattr(build.compilers, "run", copy)
 
 
 def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.CompletedProcess[str]:

@@ -42,8 +42,8 @@ def test_an_example(libraries, tmp_path, name, dialect):
 
 @pytest.mark.full
 def test_cmake(libraries, tmp_path):
-    if shutil.which("cmake") is None or shutil.which("pkg-config") is None:
-        pytest.skip("no cmake and pkg-config")
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
     for command in (
         ["cmake", "-S", EXAMPLES, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={libraries.out}"],
         ["cmake", "--build", tmp_path],

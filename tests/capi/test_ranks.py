@@ -14,27 +14,25 @@ from .test_examples import EXAMPLES
 TWO = {"NORMGRAD_CAPI_DEVICES": "2", "NORMGRAD_CAPI_REPORT": "1"}
 
 
-@pytest.mark.parametrize("checked", [{}, {"NORMGRAD_CAPI_STREAMS": "checked"}], ids=["", "checked"])
-def test_a_synchronised_batch_norm_of_two_processes(libraries, tmp_path, checked):
+@pytest.mark.parametrize("threads", [{}, {"NORMGRAD_CAPI_STREAMS": "threads"}], ids=["", "threads"])
+def test_a_synchronised_batch_norm_of_two_processes(libraries, tmp_path, threads):
     program = libraries.compile(EXAMPLES / "sync_batch_norm.cpp", tmp_path / "ranks")
-    done = run(program, env={**TWO, **checked})
+    done = run(program, env={**TWO, **threads})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("largest difference from one batch norm over both: ")
 
 
-@pytest.mark.parametrize("checked", [{}, {"NORMGRAD_CAPI_STREAMS": "checked"}], ids=["", "checked"])
-def test_callbacks(libraries, tmp_path, checked):
+@pytest.mark.parametrize("threads", [{}, {"NORMGRAD_CAPI_STREAMS": "threads"}], ids=["", "threads"])
+def test_callbacks(libraries, tmp_path, threads):
     source = Path(__file__).parent / "programs" / "callbacks.c"
     program = libraries.compile(source, tmp_path / "callbacks", extra=["-pthread"])
-    done = run(program, env=checked)
+    done = run(program, env=threads)
     assert done.returncode == 0, done.stderr
-    assert "race" not in done.stderr
     assert re.sub(r"thread \d+", "thread N", done.stdout).splitlines() == [
         "100034 stream: one of no thread; allowed: after aclrtSubscribeReport",
         "100035 a thread of no stream; allowed: after aclrtSubscribeReport",
         "100033 stream: one of thread N; allowed: one of no thread",
         "107000 fn: null; allowed: a function",
-        "107000 fn: no code at 0x10; allowed: a function",
         "107000 blockType: 7; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK",
         "100036 timeout: no callback in 10 ms",
         "107000 timeout: -2; allowed: -1 for no limit, or milliseconds",
@@ -134,7 +132,6 @@ def rank_of(number):
     ]
     assert hccl.HcclCommDestroy(comm) == 0
 say(hccl.HcclGetRootInfo(None))
-say(hccl.HcclGetRootInfo(P(16)))
 say(hccl.HcclCommInitRootInfo(3, root, 0, ctypes.byref(P())))
 assert hccl.HcclGetRootInfo(root) == 0
 say(hccl.HcclCommInitRootInfo(3, root, 3, ctypes.byref(P())))
@@ -169,16 +166,14 @@ def test_collectives_of_threads_and_their_mistakes(libraries):
     done = run(sys.executable, "-c", script, env=python_environment())
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:4] == [
-        "2 rootInfo: null; allowed: a pointer",
-        "1 rootInfo: no memory at 0x10 to write to, byte 0 of 4108; allowed: memory that can be "
-        "written",
+    assert lines[:3] == [
+        "2 rootInfo: null; allowed: a pointer to write to",
         "1 rootInfo: none of HcclGetRootInfo; allowed: what that made",
         "1 rank: 3 of 3; allowed: less than nRanks",
     ]
     # Sums round once: 1 + 2^24 + 1 is exact in float32.
-    assert lines[4] == "[[3.0, 16777218.0], [6.0], [0.0], [5], [27021597764222979]] True"
-    assert lines[5:] == [
+    assert lines[3] == "[[3.0, 16777218.0], [6.0], [0.0], [5], [27021597764222979]] True"
+    assert lines[4:] == [
         "0 1",
         "1 dataType: 99; allowed: an HcclDataType of numbers",
         "1 op: 9; allowed: HCCL_REDUCE_SUM, HCCL_REDUCE_PROD, HCCL_REDUCE_MAX, HCCL_REDUCE_MIN",
@@ -189,6 +184,6 @@ def test_collectives_of_threads_and_their_mistakes(libraries):
         "0",
         "1 comm: a handle that HcclCommDestroy has ended; allowed: what HcclCommInitRootInfo made",
         "2 comm: null; allowed: what HcclCommInitRootInfo made",
-        "21 another rank: [Errno 111] Connection refused; allowed: all ranks make the same calls",
+        "21 another rank: Connection refused; allowed: all ranks make the same calls",
         "HCCL_E_TIMEOUT",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ def test_no_library(tmp_path):
     assert refused(path).startswith(f"{path}: cannot be loaded: ")
 
 
-def test_a_library_that_speaks_neither(ours):
-    path = ours / "libnormgrad_capi.so"
+def test_a_library_that_speaks_neither(tmp_path):
+    source, path = tmp_path / "neither.c", tmp_path / "libneither.so"
+    source.write_text("int nothing;\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", path], check=True)
     assert refused(path) == (
         f"{path}: neither dialect's functions; allowed: a library with "
         "infiniopCreateBatchNormBackwardDescriptor or aclnnBatchNormBackwardGetWorkspaceSize"

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from ..memory import LINE
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import EVERY, Aspect, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
-from ..unusable import Unusable, describe, represent
-from ..workspaces import Launcher, Memory
+from ..unusable import describe, represent
+from ..workspaces import Memory
 from .products import PRODUCTS, Device, current
 from .tensors import AclnnError, Signature, Status, aclBoolArray, aclTensor
 from .translations import Dims, Translation
@@ -289,42 +289,25 @@ def phase_2(
         loss = executor.tensors[parameter].loss()
         if loss is not None:
             raise error(parameter, f"{loss} since phase 1; allowed: what stays until phase 2")
-    if isinstance(stream, Unusable):
-        status = Status.ACLNN_ERR_RUNTIME_ERROR
-        raise error("stream", f"{stream!r}; allowed: a stream, or null", status)
     if not executor.take():
         raise error("executor", "used already; allowed: a new one")
-    tensors = executor.tensors
-
-    def refuse(message: str, error: Exception | None = None) -> NoReturn:
-        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {message}") from error
-
-    is_of_c = isinstance(stream, Launcher)
-
-    def run() -> None:
-        try:
-            _run(prepared, tensors, workspace, is_of_c)
-        except Exception as error:
-            refuse(str(error), error)
-
-    if is_of_c:
-        stream.launch(run, refuse)
-    else:
-        run()
+    try:
+        _run(prepared, executor.tensors, workspace)
+    except Exception as error:
+        message = f"phase 2: {error}"
+        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message) from error
 
 
-def _run(
-    prepared: _Prepared, tensors: Mapping[str, Any], workspace: Memory | None, is_of_c: bool
-) -> None:
-    """Do the work of phase 2; ``is_of_c`` is whether a C library has checked its memory."""
-    outputs = () if is_of_c else (*prepared.results, *prepared.zeros)
+def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Memory | None) -> None:
+    """Do the work of phase 2."""
+    outputs = (*prepared.results, *prepared.zeros)
     for name in outputs:
         if not (tensors[name].memory.writeable or 0 in tensors[name].dims):
             raise ValueError(f"{name}: read-only memory; allowed: memory that can be written")
     for name in prepared.zeros:
         tensors[name].array[...] = 0
     if prepared.plan is not None:
-        _run_plan(prepared, prepared.plan, tensors, workspace, is_of_c)
+        _run_plan(prepared, prepared.plan, tensors, workspace)
     for name in outputs:
         tensors[name].mark_written()
 
@@ -334,9 +317,8 @@ def _run_plan(
     plan: Plan,
     tensors: Mapping[str, Any],
     workspace: Memory | None,
-    is_probed: bool,
 ) -> None:
-    """Write the plan's outputs; ``is_probed`` is as in :meth:`.plans.Plan.run_at`."""
+    """Write the plan's outputs."""
     rest: Any = workspace
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
@@ -361,7 +343,7 @@ def _run_plan(
         else:
             addresses.append(tensors[parameter].address)
             owners.append(tensors[parameter].memory.owner)
-    plan.run_at(addresses, owners, rest, is_probed)
+    plan.run_at(addresses, owners, rest)
     for name in dense.keys() & prepared.results:
         tensors[name].array[...] = dense[name].reshape(tensors[name].dims)
 

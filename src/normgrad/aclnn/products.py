@@ -51,6 +51,7 @@ PRODUCTS = (
 #: Patterns of chips' names, as aclrtGetSocName returns them, and of machines; the first match wins.
 _CHIPS = (
     (r"(ascend ?)?910_93.*", A3),
+    (r"(ascend ?)?910_95.*", ASCEND_950),
     (r"(ascend ?)?910b[1-4]?(-.*)?|ascend ?910b.*|(atlas )?800i a2|(atlas )?a200i a2 box", A2),
     (r"(ascend ?)?910(a|pro[ab]?|premiuma)?", TRAINING_SERIES),
     (r"(ascend ?)?950(pr|dt)?.*", ASCEND_950),
@@ -107,7 +108,7 @@ def of_environment() -> Device:
     Raises:
         ValueError: an unknown name.
     """
-    return _known(*_environment())
+    return device(*_environment())
 
 
 def _environment() -> tuple[str, str]:
@@ -125,7 +126,8 @@ def _device(name: str | None, save_invstd: str | None) -> Device:
     return Device(product, value == "variance")
 
 
-_known = lru_cache(16)(_device)
+#: The device with these settings, as :func:`_device` finds it.
+device = lru_cache(16)(_device)
 
 
 def set_product(name: str | None, *, save_invstd: str | None = None) -> None:

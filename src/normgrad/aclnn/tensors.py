@@ -145,7 +145,6 @@ class aclTensor:
         dims: the view's shape.
         strides: the view's strides, in elements.
         offset: the offset of the view's first element from the start of the memory, in elements.
-        data_offset: the offset from the address that a C program passed as the data.
         data_type, format: the element type and format that the caller declared.
         dtype_name, format_name: their names in contracts.
         storage_dims: the declared shape of the memory, which is not checked; the size of the memory
@@ -155,7 +154,6 @@ class aclTensor:
         problem: the reason why the memory cannot be used, or None.
         signature: the object that tensors of the same properties share.
         address: the address of the view's first element.
-        is_destroyed: whether a C program has destroyed the tensor.
     """
 
     dims: tuple[int, ...]
@@ -169,18 +167,15 @@ class aclTensor:
     dtype_name: str = field(init=False)
     format_name: str = field(init=False)
     steps: tuple[int, ...] = field(init=False)
-    data_offset: int = field(init=False)
     problem: str | None = field(init=False)
     signature: Signature = field(init=False)
     address: int = field(init=False)
-    is_destroyed: bool = field(default=False, init=False)
     _array: npt.NDArray[Any] | None = field(default=None, init=False)
 
     def __post_init__(self, nbytes: int | None) -> None:
         self.dtype_name = _NAMES[self.data_type]
         self.format_name = _FORMAT_NAMES[self.format]
         self.steps = layout.used_strides(self.dims, self.strides)
-        self.data_offset = self.offset
         self.problem = self._find_problem(nbytes)
         self.signature = _signature(
             self.dims, self.steps, self.dtype_name, self.format, self.problem
@@ -230,8 +225,8 @@ class aclTensor:
         return layout.Region(self.address, self.dims, self.steps, self._itemsize)
 
     def loss(self) -> str | None:
-        """The reason why the tensor has become unusable since it was made; None if it has not."""
-        return "it was destroyed" if self.is_destroyed else self.memory.loss()
+        """The reason why the tensor's memory has become unusable; None if it has not."""
+        return self.memory.loss()
 
     def mark_written(self) -> None:
         """Tell the memory's framework that the memory was written to."""

@@ -1,7 +1,6 @@
 """The dialects as C libraries, which run and check C and C++ host programs.
 
-``normgrad capi build`` compiles the libraries (:mod:`.build`) from one list of functions
-(:mod:`.declarations`). Each function is a generated C trampoline, which jumps to a Python function
-of the same name in :mod:`.acl`, :mod:`.aclnn` or :mod:`.infini`. That function looks up handles and
-pointers, and calls the dialect. docs/capi.md shows how to use the libraries.
+The libraries are C (the files here, and their headers in ``include``). ``normgrad capi build``
+compiles them (:mod:`.build`). They ask Python (:mod:`.bridge`) to check a new kind of call and to
+make its plan. docs/capi.md shows how to use them.
 """

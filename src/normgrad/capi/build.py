@@ -5,34 +5,41 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 from .. import __version__, compilers
 from ..compilers import BuildError
 from ..writing import replacing
-from .declarations import DIALECTS, HEADERS, Dialect
-from .headers import header_text, library_text
+from .declarations import (
+    ABSENT,
+    DIALECTS,
+    FOLDER,
+    HEADERS,
+    Dialect,
+    absent_source,
+    digest,
+    operators_source,
+)
 
-#: The library that starts Python for the others.
-_BOOT = "normgrad_capi"
-
-#: All libraries that are compiled.
-LIBRARIES = (_BOOT, *(each for dialect in DIALECTS for each in dialect.libraries))
-
-#: Links for names in the vendors' build files: folders of libraries, and the libraries over which
+#: Links for names in the vendors' build files. All libraries of a dialect are one; over the last ones
 #: some versions distribute the operators and the runtime.
 _LINKS = {
     "lib64": "lib",
-    **{f"lib/libopapi_{part}.so": "libopapi.so" for part in ("nn", "math")},
     **{
-        f"lib/lib{part}.so": "libascendcl.so"
-        for part in ("acl_op_compiler", "acl_tdt_channel", "msprofiler")
+        f"lib/lib{name}.so": f"lib{dialect.library}.so"
+        for dialect in DIALECTS
+        for name in dialect.libraries
+    },
+    **{
+        f"lib/lib{name}.so": f"lib{DIALECTS[0].library}.so"
+        for name in (
+            *("opapi_nn", "opapi_math", "acl_op_compiler", "acl_tdt_channel", "msprofiler"),
+        )
     },
 }
 
@@ -43,7 +50,17 @@ export ASCEND_HOME_PATH ASCEND_TOOLKIT_HOME="$ASCEND_HOME_PATH"
 export LD_LIBRARY_PATH="$ASCEND_HOME_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 """
 
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+#: What LeakSanitizer leaves out: the memory that Python's other threads keep to the end.
+_SUPPRESSIONS = "leak:libpython\nleak:site-packages\nleak:lib-dynload\n"
+
+# Reductions of integers wrap around.
+_FLAGS = (
+    "-std=gnu11", "-O2", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
+)  # fmt: skip
+
+#: The sanitizers that programs and the library can be compiled with. ThreadSanitizer has to see the
+#: program's order alone, so the library itself is compiled without it.
+SANITIZERS = ("thread", "address", "undefined")
 
 #: The packages that the libraries import besides the standard library.
 _PACKAGES = ("normgrad", "numpy", "llvmlite", "ml_dtypes", "platformdirs")
@@ -51,13 +68,13 @@ _PACKAGES = ("normgrad", "numpy", "llvmlite", "ml_dtypes", "platformdirs")
 _COMPILER = "numba"
 
 
-def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> None:
-    """Compile the libraries of both dialects, and write headers and pkg-config files.
+def build(out: Path, sanitize: str | None = None) -> None:
+    """Compile the libraries of both dialects, and write headers, pkg-config and CMake files.
 
     Args:
         out: the folder, which is created if it does not exist. Each file in it is replaced
             atomically.
-        advance: a function that is called with each library's name when the library is done.
+        sanitize: one of :data:`SANITIZERS`, or None.
 
     Raises:
         BuildError: there is no compiler, shared libpython or Python header, or this is not Linux.
@@ -69,35 +86,42 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
     include_python = [f"-I{path}" for path in _python_headers()]
     out = out.resolve()
     for header in HEADERS:
-        _write(out / "include" / header.path, header_text(header))
+        _write(out / "include" / header.path, header.text)
+    _write(out / "include" / ABSENT, (FOLDER / "include" / ABSENT).read_text("utf-8"))
     (out / "lib").mkdir(parents=True, exist_ok=True)
     # The folder is on the same file system as the results, so that files can be moved there.
     with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
         work = Path(folder)
-        (work / "baked.h").write_text(baked, "utf-8")
-        sources = resources.files(__package__)
-        for name in ("boot.h", "boot.c"):
-            (work / name).write_text(sources.joinpath(name).read_text("utf-8"), "utf-8")
-        _compile(compiler, work, _BOOT, "boot.c", [*include_python, "-ldl", "-lm", "-pthread"])
-        advance(_BOOT)
-        include = f"-I{out / 'include'}"
+        made = {
+            "baked.h": baked, "operators.h": operators_source(), "absent.h": absent_source()
+        }  # fmt: skip
+        for name, text in made.items():
+            (work / name).write_text(text, "utf-8")
+        sanitizing = ["-g", "-O1"] if sanitize else []
+        if sanitize in ("address", "undefined"):
+            sanitizing += [f"-fsanitize={sanitize}"]
+        include = ["-I.", f"-I{FOLDER}", f"-I{out / 'include'}", *include_python]
+        sources = sorted(str(path) for path in FOLDER.glob("*.c"))
+        objects = [f"{Path(source).stem}.o" for source in sources]
+        command = [*compiler, *_FLAGS, *sanitizing, *include, "-c", *sources]
+        compilers.run(command, work, "the C libraries")
         for dialect in DIALECTS:
-            # As the vendors' do, each library needs those below it, so that `dlsym` finds their
-            # functions through its handle too.
-            needed = [f"-L{work}", "-Wl,--no-as-needed", f"-l{_BOOT}", "-Wl,-rpath,$ORIGIN"]
-            for library in reversed(dialect.libraries):
-                (work / f"{library}.c").write_text(library_text(library), "utf-8")
-                _compile(compiler, work, library, f"{library}.c", [include, *needed])
-                needed.append(f"-l{library}")
-                advance(library)
-        for name in LIBRARIES:
-            (work / _file_name(name)).replace(out / "lib" / _file_name(name))
-    for link, target in _LINKS.items():
-        _link(out / link, target)
+            target = _file_name(dialect.library)
+            (work / "exports").write_text(_exports(dialect), "utf-8")
+            # A library must not be unloaded once it has started Python, which calls it.
+            link = [f"-Wl,-soname,{target}", "-Wl,-z,nodelete", "-Wl,--version-script=exports"]
+            command = [*compiler, "-shared", *sanitizing, *objects, "-o", target, *link]
+            compilers.run([*command, "-ldl", "-lm", "-pthread"], work, target)
+            (work / target).replace(out / "lib" / target)
+    for name, target in _LINKS.items():
+        _link(out / name, target)
     _write(out / "bin" / "setenv.bash", _SETENV)
     _link(out / "set_env.sh", "bin/setenv.bash")
+    _write(out / "lib" / "lsan.supp", _SUPPRESSIONS)
     for dialect in DIALECTS:
-        _write(out / "lib" / "pkgconfig" / f"normgrad-{dialect.name}.pc", _pkg_config(dialect))
+        _write(out / _pkg_config_path(dialect), _pkg_config(dialect, sanitize))
+        name = f"normgrad-{dialect.name}"
+        _write(out / "lib" / "cmake" / name / f"{name}-config.cmake", _cmake(dialect, sanitize))
 
 
 def flags(out: Path, dialect: Dialect) -> str:
@@ -112,8 +136,10 @@ def flags(out: Path, dialect: Dialect) -> str:
     rpath = (
         ["-Xlinker", "-rpath", "-Xlinker", str(lib)] if "," in str(lib) else [f"-Wl,-rpath,{lib}"]
     )
+    text = (out / _pkg_config_path(dialect)).read_text("utf-8")
+    sanitizing = re.findall(r"-fsanitize=\w+ -g", text)[:1]
     parts = [f"-I{out / 'include'}", f"-L{lib}", *rpath, *_links(dialect)]
-    return " ".join(shlex.quote(part) for part in parts)
+    return " ".join([*(shlex.quote(part) for part in parts), *sanitizing])
 
 
 def _links(dialect: Dialect) -> list[str]:
@@ -124,7 +150,23 @@ def _file_name(library: str) -> str:
     return f"lib{library}.so"
 
 
-def _pkg_config(dialect: Dialect) -> str:
+def _exports(dialect: Dialect) -> str:
+    """The linker's list of the functions that a dialect's library exports."""
+    headers = [header for header in HEADERS if header.library in dialect.libraries]
+    names = [each.name for header in headers for each in (*header.functions, *header.stubs)]
+    return f"{{ global: {'; '.join(names)}; local: *; }};\n"
+
+
+def _pkg_config_path(dialect: Dialect) -> Path:
+    return Path("lib") / "pkgconfig" / f"normgrad-{dialect.name}.pc"
+
+
+def _sanitizing(sanitize: str | None) -> str:
+    return f" -fsanitize={sanitize} -g" if sanitize else ""
+
+
+def _pkg_config(dialect: Dialect, sanitize: str | None) -> str:
+    more = _sanitizing(sanitize)
     return (
         "prefix=${pcfiledir}/../..\n"
         "includedir=${prefix}/include\n"
@@ -132,8 +174,27 @@ def _pkg_config(dialect: Dialect) -> str:
         f"Name: normgrad-{dialect.name}\n"
         f"Description: {dialect.description}\n"
         f"Version: {__version__}\n"
-        "Cflags: -I${includedir}\n"
-        f"Libs: -L${{libdir}} -Wl,-rpath,${{libdir}} {' '.join(_links(dialect))}\n"
+        f"Cflags: -I${{includedir}}{more}\n"
+        f"Libs: -L${{libdir}} -Wl,-rpath,${{libdir}} {' '.join(_links(dialect))}{more}\n"
+    )
+
+
+def _cmake(dialect: Dialect, sanitize: str | None) -> str:
+    """The CMake package, whose target is normgrad::acl or normgrad::infini."""
+    target, options = f"normgrad::{dialect.name}", _sanitizing(sanitize).replace(" ", ";")[1:]
+    libraries = ";".join(
+        f"${{_normgrad}}/lib/{_file_name(library)}" for library in dialect.libraries
+    )
+    return (
+        'get_filename_component(_normgrad "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)\n'
+        f"if(NOT TARGET {target})\n"
+        f"  add_library({target} INTERFACE IMPORTED)\n"
+        f"  set_target_properties({target} PROPERTIES\n"
+        '    INTERFACE_INCLUDE_DIRECTORIES "${_normgrad}/include"\n'
+        f'    INTERFACE_COMPILE_OPTIONS "{options}"\n'
+        f'    INTERFACE_LINK_OPTIONS "{options}"\n'
+        f'    INTERFACE_LINK_LIBRARIES "{libraries}")\n'
+        "endif()\n"
     )
 
 
@@ -148,14 +209,6 @@ def _link(path: Path, target: str) -> None:
     if path.is_symlink():
         path.unlink()
     path.symlink_to(target)
-
-
-def _compile(compiler: list[str], work: Path, library: str, source: str, extra: list[str]) -> None:
-    target = _file_name(library)
-    # Once Python is started, it calls back into the library, which must not be unloaded then.
-    link = [f"-Wl,-soname,{target}", "-Wl,-z,nodelete"]
-    command = [*compiler, *_FLAGS, source, "-o", target, "-I.", *link, *extra]
-    compilers.run(command, work, target)
 
 
 def _python_headers() -> list[str]:
@@ -212,6 +265,7 @@ def _baked() -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     values = {
         "BAKED_VERSION": _c_string(version),
+        "BAKED_DIGEST": _c_string(digest()),
         "BAKED_LIBPYTHON": _c_string(str(_libpython())),
         "BAKED_HOME": _c_string(sys.base_prefix),
         "BAKED_EXECUTABLE": _c_string(sys.executable),

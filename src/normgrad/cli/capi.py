@@ -33,7 +33,17 @@ _Out = Annotated[
 
 
 @app.command("build")
-def _build(out: _Out) -> None:
+def _build(
+    out: _Out,
+    sanitize: Annotated[
+        str | None,
+        typer.Option(
+            "--sanitize",
+            metavar="SANITIZER",
+            help="For programs that thread, address or undefined checks; flags has what they need.",
+        ),
+    ] = None,
+) -> None:
     """Compile the libraries of both dialects, with headers and pkg-config files.
 
     The C compiler is $CC, else cc, gcc or clang. The libraries are bound to this Python and this
@@ -42,9 +52,11 @@ def _build(out: _Out) -> None:
     from ..capi import build
     from ..capi.declarations import DIALECTS
 
+    if sanitize is not None:
+        one_of("--sanitize", sanitize, build.SANITIZERS)
     try:
-        with show.progress(len(build.LIBRARIES)) as advance, blaming("capi build", BuildError):
-            build.build(out, advance)
+        with blaming("capi build", BuildError):
+            build.build(out, sanitize)
     except OSError as error:
         raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
     folder = shlex.quote(str(out))

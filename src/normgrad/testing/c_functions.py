@@ -19,6 +19,9 @@ from .conversions import NotOfferedError
 #: The statuses that have names in a report, by their C type.
 _NAMED: dict[str, Any] = {"aclnnStatus": Status, "infiniStatus_t": infiniStatus_t}
 
+#: The libraries of operators.
+_OF_OPERATORS = ("opapi", "infiniop")
+
 
 class RefusedError(Exception):
     """A function returned a status other than success."""
@@ -39,11 +42,18 @@ def find(function: Function, libraries: Sequence[ctypes.CDLL]) -> Any:
 
 
 class Functions:
-    """The functions of normgrad's libraries of these names, as other libraries export them."""
+    """The functions of normgrad's libraries of these names, as other libraries export them.
+
+    Operators are those of the first library, which is under test. Others, of a runtime, may be in
+    any of them.
+    """
 
     def __init__(self, names: Sequence[str], libraries: Sequence[ctypes.CDLL]) -> None:
         self._known = {each.name: each for name in names for each in functions_of(name)}
-        found = {name: find(each, libraries) for name, each in self._known.items()}
+        found = {
+            name: find(each, libraries[:1] if each.library in _OF_OPERATORS else libraries)
+            for name, each in self._known.items()
+        }
         self._symbols = {name: each for name, each in found.items() if each is not None}
 
     def __contains__(self, name: str) -> bool:

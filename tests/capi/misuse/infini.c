@@ -36,8 +36,8 @@ int main(void)
     SAY("destroy made up", infiniopDestroyHandle((infiniopHandle_t)&count));
 
     const size_t shape[] = {2, 3, 4}, channels[] = {3}, huge[] = {SIZE_MAX, SIZE_MAX, SIZE_MAX};
-    const ptrdiff_t far[] = {PTRDIFF_MAX}, wide_step[] = {(ptrdiff_t)1 << 40};
-    infiniopTensorDescriptor_t data, vector, other, wide;
+    const ptrdiff_t far[] = {PTRDIFF_MAX};
+    infiniopTensorDescriptor_t data, vector, other;
     SAY("descriptor to null", infiniopCreateTensorDescriptor(NULL, 3, shape, NULL, INFINI_DTYPE_F32));
     SAY("descriptor without a shape",
         infiniopCreateTensorDescriptor(&data, 3, NULL, NULL, INFINI_DTYPE_F32));
@@ -51,7 +51,6 @@ int main(void)
         infiniopCreateTensorDescriptor(&data, 3, shape, NULL, (infiniDtype_t)77));
     MUST(infiniopCreateTensorDescriptor(&data, 3, shape, NULL, INFINI_DTYPE_F32));
     MUST(infiniopCreateTensorDescriptor(&vector, 1, channels, NULL, INFINI_DTYPE_F32));
-    MUST(infiniopCreateTensorDescriptor(&wide, 1, channels, wide_step, INFINI_DTYPE_F32));
     MUST(infiniopCreateTensorDescriptor(&other, 3, shape, NULL, INFINI_DTYPE_F16));
 
     infiniopBatchNormBackwardDescriptor_t op;
@@ -67,8 +66,6 @@ int main(void)
     SAY("null handle", create(data, data, vector, &op));
     handle = living;
     MUST(create(data, data, vector, &op));
-    infiniopBatchNormBackwardDescriptor_t wide_op;
-    MUST(create(data, data, wide, &wide_op));
     MUST(infiniopDestroyTensorDescriptor(data));
     SAY("destroy descriptor twice", infiniopDestroyTensorDescriptor(data));
     SAY("descriptor destroyed", create(data, data, vector, &op));
@@ -92,9 +89,7 @@ int main(void)
                               stream)
     SAY("output null", RUN(op, workspace, size, NULL, x, NULL));
     SAY("input null", RUN(op, workspace, size, dx, NULL, NULL));
-    SAY("input made up", RUN(op, workspace, size, dx, (void *)(uintptr_t)0x10, NULL));
     SAY("input past its block", RUN(op, workspace, size, dx, short_x, NULL));
-    SAY("strides past all memory", RUN(wide_op, workspace, size, dx, x, NULL));
     SAY("workspace null", RUN(op, NULL, size, dx, x, NULL));
     SAY("workspace null, and said to be small", RUN(op, NULL, size - 1, dx, x, NULL));
     SAY("workspace said to be small", RUN(op, workspace, size - 1, dx, x, NULL));

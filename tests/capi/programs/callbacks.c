@@ -54,7 +54,6 @@ int main(void)
     MUST(aclrtSubscribeReport(pthread_self(), stream));
     say(aclrtSubscribeReport(pthread_self(), stream));
     say(aclrtLaunchCallback(NULL, values, ACL_CALLBACK_BLOCK, stream));
-    say(aclrtLaunchCallback((aclrtCallback)16, values, ACL_CALLBACK_BLOCK, stream));
     say(aclrtLaunchCallback(scale, values, (aclrtCallbackBlockType)7, stream));
     say(aclrtProcessReport(10));
     say(aclrtProcessReport(-2));

@@ -34,7 +34,7 @@ int main(int argc, char **argv)
     statuses[2] = aclrtMalloc(&memory, (size_t)1 << 30, ACL_MEM_MALLOC_HUGE_FIRST);
     printf("%s\n", aclGetRecentErrMsg());
     statuses[3] = infinirtMalloc(&memory, (size_t)1 << 30);
-    printf("%s\n", aclGetRecentErrMsg());
+    printf("%s\n", normgradGetRecentErrMsg());
     statuses[4] = compute_once(meanwhile);
     if (statuses[4])
         printf("%s\n", aclGetRecentErrMsg());

@@ -50,9 +50,9 @@ int main(void)
     aclBoolArray *mask = aclCreateBoolArray(first_alone, 3);
     MUST(aclDestroyTensor(tensors[2]));
     tensors[2] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, NULL);
-    MUST(aclnnBatchNormBackwardGetWorkspaceSize(tensors[0], tensors[1], NULL, NULL, NULL, NULL, NULL,
-                                                true, 1e-5, mask, tensors[2], NULL, NULL, &size,
-                                                &executor));
+    MUST(aclnnBatchNormBackwardGetWorkspaceSize(tensors[0], tensors[1], NULL, NULL, NULL, NULL,
+                                                NULL, true, 1e-5, mask, tensors[2], NULL, NULL,
+                                                &size, &executor));
     MUST(aclSetAclOpExecutorRepeatable(executor));
     MUST(aclrtMalloc(&workspace, size, ACL_MEM_MALLOC_HUGE_FIRST));
     MUST(aclrtMalloc(&second, BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
@@ -135,7 +135,9 @@ int main(void)
     begin("host memory read too early");
     launch(one);
     MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, one));
-    printf("early: %s\n", result[0] == expected[0] ? "right" : result[0] != result[0] ? "nan" : "wrong");
+    printf("early: %s\n", result[0] == expected[0] ? "right"
+                          : result[0] != result[0] ? "nan"
+                                                   : "wrong");
     end();
 
     begin("stream destroyed");
@@ -151,13 +153,13 @@ int main(void)
     float milliseconds;
     MUST(aclrtCreateEvent(&after));
     MUST(aclrtRecordEvent(after, one));
-    MUST(aclrtEventElapsedTime(&milliseconds, event, after));
+    int status = aclrtEventElapsedTime(&milliseconds, event, after);
+    printf("time: %s\n", status && strstr(aclGetRecentErrMsg(), "not done") ? "not done"
+                         : status                                           ? "?"
+                                                                            : "done");
     MUST(aclrtDestroyEvent(after));
     end();
 
-    begin("never waited for");
-    launch(one);
-    fprintf(stderr, "case: end\n");
     MUST(aclFinalize());
     return 0;
 }

@@ -74,12 +74,14 @@ class Runner:
         """The schedule for code that runs it without Python; it is the same for all addresses."""
         return self.words
 
+    def team(self) -> Team:
+        """The threads that share the schedule's tasks now."""
+        return teams.ready(self._for_workers) if self.words.parallel else ALONE
+
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
         places = _places(*addresses)
-        is_done = self._is_done(
-            teams.ready(self._for_workers) if self.words.parallel else ALONE, places
-        )
+        is_done = self._is_done(self.team(), places)
         if not is_done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
             raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
 

@@ -1,0 +1,54 @@
+#ifndef NORMGRAD_ACL_ACL_PROF_H
+#define NORMGRAD_ACL_ACL_PROF_H
+
+#include "acl_base.h"
+#include "acl_rt.h"
+#include "../normgrad_absent.h"
+
+typedef struct aclprofConfig aclprofConfig;
+typedef struct aclprofStopConfig aclprofStopConfig;
+typedef struct aclprofAicoreEvents aclprofAicoreEvents;
+typedef struct aclprofSubscribeConfig aclprofSubscribeConfig;
+typedef struct aclprofStepInfo aclprofStepInfo;
+
+typedef enum aclprofAicoreMetrics {
+    ACL_AICORE_ARITHMETIC_UTILIZATION = 0, ACL_AICORE_PIPE_UTILIZATION = 1,
+    ACL_AICORE_MEMORY_BANDWIDTH = 2, ACL_AICORE_L0B_AND_WIDTH = 3,
+    ACL_AICORE_RESOURCE_CONFLICT_RATIO = 4, ACL_AICORE_MEMORY_UB = 5, ACL_AICORE_L2_CACHE = 6,
+    ACL_AICORE_PIPE_EXECUTE_UTILIZATION = 7, ACL_AICORE_MEMORY_ACCESS = 8, ACL_AICORE_NONE = 0xFF
+} aclprofAicoreMetrics;
+
+typedef enum aclprofStepTag {
+    ACL_STEP_START = 0, ACL_STEP_END = 1
+} aclprofStepTag;
+
+typedef enum aclprofConfigType {
+    ACL_PROF_ARGS_MIN = 0, ACL_PROF_STORAGE_LIMIT, ACL_PROF_AIV_METRICS,
+    ACL_PROF_SYS_HARDWARE_MEM_FREQ, ACL_PROF_LLC_MODE, ACL_PROF_SYS_IO_FREQ,
+    ACL_PROF_SYS_INTERCONNECTION_FREQ, ACL_PROF_DVPP_FREQ, ACL_PROF_HOST_SYS,
+    ACL_PROF_HOST_SYS_USAGE, ACL_PROF_HOST_SYS_USAGE_FREQ, ACL_PROF_ARGS_MAX
+} aclprofConfigType;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+NORMGRAD_ABSENT(aclError, aclprofInit) NORMGRAD_ABSENT(aclError, aclprofFinalize)
+NORMGRAD_ABSENT(aclError, aclprofStart) NORMGRAD_ABSENT(aclError, aclprofStop)
+NORMGRAD_ABSENT(aclError, aclprofDestroyConfig) NORMGRAD_ABSENT(aclError, aclprofModelSubscribe)
+NORMGRAD_ABSENT(aclError, aclprofModelUnSubscribe) NORMGRAD_ABSENT(aclError, aclprofSetConfig)
+NORMGRAD_ABSENT(aclError, aclprofGetStepTimestamp)
+NORMGRAD_ABSENT(aclError, aclprofDestroySubscribeConfig) NORMGRAD_ABSENT(aclError, aclprofPush)
+NORMGRAD_ABSENT(aclError, aclprofPop) NORMGRAD_ABSENT(aclError, aclprofRangeStart)
+NORMGRAD_ABSENT(aclError, aclprofRangeStop) NORMGRAD_ABSENT(aclError, aclprofMark)
+NORMGRAD_ABSENT_VALUE(aclprofConfig *, aclprofCreateConfig)
+NORMGRAD_ABSENT_VALUE(aclprofSubscribeConfig *, aclprofCreateSubscribeConfig)
+NORMGRAD_ABSENT_VALUE(aclprofStepInfo *, aclprofCreateStepInfo)
+NORMGRAD_ABSENT_VOID(aclprofDestroyStepInfo) NORMGRAD_ABSENT_VOID(aclprofDestroyStamp)
+NORMGRAD_ABSENT_VALUE(void *, aclprofCreateStamp)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
