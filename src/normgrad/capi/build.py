@@ -26,8 +26,8 @@ from .declarations import (
     operators_source,
 )
 
-#: Links for names in the vendors' build files. All libraries of a dialect are one; over the last ones
-#: some versions distribute the operators and the runtime.
+#: Links for names in the vendors' build files. All libraries of a dialect are one; over the last
+#: ones some versions distribute the operators and the runtime.
 _LINKS = {
     "lib64": "lib",
     **{
