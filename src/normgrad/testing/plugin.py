@@ -20,6 +20,7 @@ from .subjects import Implementation, SubjectError
 from .suites import cases_of, load, module_of, specs_of
 
 _SUBJECTS = pytest.StashKey[Mapping[str, Implementation]]()
+_CASES = pytest.StashKey[Mapping[str, Mapping[str, Case]]]()
 _TESTS = Path(__file__).with_name("test_subject.py")
 #: The most findings of a level that are printed.
 _MOST = 30
@@ -90,6 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("csv")
     if path and not Path(path).parent.is_dir():
         raise pytest.UsageError(f"--csv: {path}; allowed: a file in a folder that exists")
+    config.stash[_CASES] = {each.device: _wanted(config, each, each.device) for each in loaded}
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Results(config))
 
@@ -119,7 +121,12 @@ def subjects_of(config: pytest.Config) -> Mapping[str, Implementation]:
     return config.stash[_SUBJECTS]
 
 
-def wanted(config: pytest.Config, subject: Implementation, device: str) -> dict[str, Case]:
+def cases_on(config: pytest.Config) -> Mapping[str, Mapping[str, Case]]:
+    """The cases to try on each device, by their names as tests."""
+    return config.stash[_CASES]
+
+
+def _wanted(config: pytest.Config, subject: Implementation, device: str) -> dict[str, Case]:
     """The cases of the operators that an implementation has, by their names as tests."""
     only = config.getoption("case")
     cases = cases_of(subject, config.getoption("quick") and not only)
@@ -160,9 +167,7 @@ class _Results:
         self._config = config
         self._judged: dict[str, Judged] = {}
         self._cases = {
-            name: case
-            for device, subject in subjects_of(config).items()
-            for name, case in wanted(config, subject, device).items()
+            name: case for cases in cases_on(config).values() for name, case in cases.items()
         }
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

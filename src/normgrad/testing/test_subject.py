@@ -6,15 +6,15 @@ import pytest
 
 from .cases import Case
 from .outcomes import Level
-from .plugin import subjects_of, wanted
+from .plugin import cases_on, subjects_of
 from .suites import run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test for each case on each device."""
     params = []
-    for device, subject in subjects_of(metafunc.config).items():
-        for name, case in wanted(metafunc.config, subject, device).items():
+    for device, cases in cases_on(metafunc.config).items():
+        for name, case in cases.items():
             facts = {key: getattr(case, key) for key in ("kind", "operator", "dtype", "layout")}
             mark = pytest.mark.case(topic=case.topic.name.lower(), device=device, **facts)
             params.append(pytest.param(device, case.dtype, case, id=name, marks=mark))
