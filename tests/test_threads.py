@@ -122,6 +122,19 @@ def test_pytorch_s_threads_do_the_same_and_are_left_alone_after_a_fork():
     assert found["torch"] == [f"{digest} True", digest, "0"]
 
 
+def test_tasks_add_to_sums_of_their_own():
+    """A row's last vector may reach beyond it, where the sums of the next task's rows are."""
+    torch = pytest.importorskip("torch")
+    for width in 3 * list(range(257, 512, 6)):
+        dy = torch.randn(64, width, dtype=torch.float64)
+        one = torch.ones(64, 1, dtype=torch.float64)
+        found = []
+        for count in (1, *20 * [2]):
+            ng.set_num_threads(count)
+            found.append(ng.layer_norm_backward(dy, dy, one, one, normalized_shape=(width,)))
+        assert all(torch.equal(each.grad_bias, found[0].grad_bias) for each in found)
+
+
 @pytest.mark.parametrize(
     ("count", "error", "message"),
     [

@@ -7,6 +7,8 @@ stays in the nearest caches from its sums or moments to its dx or y.
 
 from __future__ import annotations
 
+from numba import types
+
 from . import block as B
 from .accumulate import BATCH, fold, gather_sums, order_sums, start_sums
 from .conversions import HalfStorage
@@ -133,6 +135,14 @@ def fold_in_sequence(tensor, sums, c, lanes, part):
     store_part(sums, c, load_part(sums, c, part) + doubles, part, False)
 
 
+@by_types
+def put_in_chain(tensor, chain, c, lanes, part):
+    """Put a part of a chain back: of float64 no more, since the next task's chain follows there."""
+    if tensor.dtype == types.float64:
+        return lambda tensor, chain, c, lanes, part: store_part(chain, c, lanes, part, False)
+    return lambda tensor, chain, c, lanes, part: put_lanes(chain, c, lanes)
+
+
 @as_argument
 def add_row(arguments, c, part):
     """Add a part of a row to a chain in the nearest caches, and write its dx if asked.
@@ -157,8 +167,8 @@ def add_row(arguments, c, part):
         fold_in_sequence(dy, sums[0], c, first, part)
         fold_in_sequence(dy, sums[1], c, second, part)
         first, second = zero_lanes(dy, dy), zero_lanes(dy, dy)
-    put_lanes(chain[0], c, first)
-    put_lanes(chain[1], c, second)
+    put_in_chain(dy, chain[0], c, first, part)
+    put_in_chain(dy, chain[1], c, second, part)
 
 
 @as_argument
