@@ -19,7 +19,7 @@ from numba.core import cgutils
 
 from .conversions import F32, F64, I32, I64, HalfStorage, narrow, shaped, widen
 from .helpers import Emitter, by_types, helper, instruction
-from .intrinsics import double_buffer, get, is_double, not_inlined, shift
+from .intrinsics import double_buffer, get, not_inlined, shift
 from .lanes import (
     EIGHT,
     HALF,
@@ -29,19 +29,16 @@ from .lanes import (
     concatenated,
     constants,
     double_lanes,
-    halves_added,
     in_sequence,
+    lanes_of,
     llvm_function,
-    load_eight,
-    load_lanes,
+    load_doubles,
     put_lanes,
     shuffled,
-    splat,
-    splat_eight,
-    sum_of_lanes,
+    splat_doubles,
     sums_of_eight,
+    total_of,
     vector_at,
-    vector_type,
 )
 from .parts import first_of, load_part, masked, merge_part
 from .sums import add, add_array, sum_of
@@ -56,7 +53,7 @@ BATCH = EIGHT * LANES
 @helper
 def add_chains(totals, a, b):
     """Add two chains of two sums each to two totals."""
-    return totals[0] + halves_added(a[0] + b[0]), totals[1] + halves_added(a[1] + b[1])
+    return totals[0] + total_of(a[0], b[0]), totals[1] + total_of(a[1], b[1])
 
 
 @helper
@@ -78,11 +75,11 @@ def add_batch(batch, n, sums, first, step):
 
 
 @helper
-def start_sums(columns, width):
-    """Set two arrays of column sums to zero, in whole lanes."""
-    for i in range(0, width, LANES):
-        put_lanes(columns[0], i, splat(0.0))
-        put_lanes(columns[1], i, splat(0.0))
+def start_sums(columns, width, tensor):
+    """Set two arrays of a tensor's column sums to zero, in whole lanes."""
+    for i in range(0, width, lanes_of(tensor)):
+        put_lanes(columns[0], i, splat_doubles(tensor, 0.0))
+        put_lanes(columns[1], i, splat_doubles(tensor, 0.0))
 
 
 @helper
@@ -92,22 +89,12 @@ def fold(sums, index, lanes):
 
 
 @helper
-def add_columns(tensor, row, channels, run, repeat, sums, first):
-    """Add a row of a tensor's column sums to the sums of their channels, from ``first`` on.
+def add_columns(row, channels, run, repeat, sums, first):
+    """Add a row of column sums to the sums of their channels, from ``first`` on.
 
     The row repeats all channels ``repeat`` times, with ``run`` elements of each.
     """
-    if 1 < run < LANES and not is_double(tensor):  # most lanes would be empty
-        whole = run // EIGHT * EIGHT
-        for c in range(channels):
-            at, eight = c * run, splat_eight(0.0)
-            for i in range(at, at + whole, EIGHT):
-                eight = eight + load_eight(row, i)
-            total = sum_of_lanes(eight)
-            for i in range(at + whole, at + run):
-                total += get(row, i)
-            add(sums, first + c, total)
-    elif run > 1:
+    if run > 1:
         for c in range(channels):
             add(sums, first + c, sum_of(row, c * run, run))
     else:
@@ -122,9 +109,9 @@ def add_columns(tensor, row, channels, run, repeat, sums, first):
 def order_sums(columns, width, tensor):
     """Bring two arrays of column sums, in the order in which a tensor is loaded, into sequence."""
     not_inlined()
-    for i in range(0, width, LANES):
-        put_lanes(columns[0], i, in_sequence(tensor, load_lanes(columns[0], i)))
-        put_lanes(columns[1], i, in_sequence(tensor, load_lanes(columns[1], i)))
+    for i in range(0, width, lanes_of(tensor)):
+        put_lanes(columns[0], i, in_sequence(tensor, load_doubles(tensor, columns[0], i)))
+        put_lanes(columns[1], i, in_sequence(tensor, load_doubles(tensor, columns[1], i)))
 
 
 @helper
@@ -132,8 +119,8 @@ def gather_sums(columns, first, channels, run, repeat, tensor, sums):
     """Add two arrays of column sums, in the order in which a tensor is loaded, to channels'."""
     not_inlined()
     order_sums(columns, channels * run * repeat, tensor)
-    add_columns(tensor, columns[0], channels, run, repeat, sums[0], first)
-    add_columns(tensor, columns[1], channels, run, repeat, sums[1], first)
+    add_columns(columns[0], channels, run, repeat, sums[0], first)
+    add_columns(columns[1], channels, run, repeat, sums[1], first)
 
 
 def _piece() -> int:
@@ -144,24 +131,24 @@ def _piece() -> int:
     return 4 if halves_vectors() else 8
 
 
-def _pieces_type() -> Any:
-    return types.UniTuple(Lanes(types.float64, _piece()), LANES // _piece())
+def _pieces_type(count: int) -> Any:
+    return types.UniTuple(Lanes(types.float64, _piece()), count)
 
 
 def _pieces(emit: Emitter, values: Any) -> Any:
-    return emit.context.make_tuple(emit.builder, _pieces_type(), values)
+    return emit.context.make_tuple(emit.builder, _pieces_type(len(values)), values)
 
 
-@instruction(lambda lanes: _pieces_type()(lanes))
+@instruction(lambda lanes: _pieces_type(lanes.count // _piece())(lanes))
 def split_lanes(emit: Emitter, lanes: Any) -> Any:
     """Lanes of float64, in pieces."""
-    starts = range(0, LANES, _piece())
+    starts = range(0, lanes.type.count, _piece())
     return _pieces(
         emit, [shuffled(emit.builder, lanes, lanes, range(i, i + _piece())) for i in starts]
     )
 
 
-@instruction(lambda pieces: Lanes(types.float64)(pieces))
+@instruction(lambda pieces: Lanes(types.float64, len(pieces) * _piece())(pieces))
 def join_pieces(emit: Emitter, pieces: Any) -> Any:
     """Lanes of float64, out of pieces."""
     return concatenated(emit.builder, cgutils.unpack_tuple(emit.builder, pieces))
@@ -174,7 +161,7 @@ def deviations(emit: Emitter, pointer: Any, index: Any, mean: Any) -> Any:
     element = F64 if emit.types[0].dtype == types.float64 else F32
     for i, about in enumerate(cgutils.unpack_tuple(builder, mean)):
         place = builder.add(index, I64(i * _piece()))
-        at = vector_at(builder, pointer, place, vector_type(element, _piece()))
+        at = vector_at(builder, pointer, place, ir.VectorType(element, _piece()))
         value = builder.load(at, align=1)
         if element is F32:
             value = builder.fpext(value, about.type)
@@ -196,7 +183,7 @@ def _accumulate(emit: Emitter, moments: Any, d: list[ir.Value]) -> Any:
         for pieces, factor in zip(sums, (one, value), strict=True):
             arguments = [value, factor, pieces[i]]
             pieces[i] = llvm_function(builder, f"llvm.fma.{letters}", value.type, arguments)
-    kind = types.UniTuple(_pieces_type(), 2)
+    kind = types.UniTuple(_pieces_type(len(sums[0])), 2)
     return emit.context.make_tuple(builder, kind, [_pieces(emit, pieces) for pieces in sums])
 
 
@@ -213,7 +200,7 @@ def add_deviations(emit: Emitter, d: Any, moments: Any) -> Any:
 )
 def add_eight(emit: Emitter, pointer: Any, index: Any, mean: Any, moments: Any, count: Any) -> Any:
     """Add eight elements of float32 data, or the first ``count`` of them, to moments."""
-    builder, kind, pieces = emit.builder, vector_type(F32, EIGHT), []
+    builder, kind, pieces = emit.builder, ir.VectorType(F32, EIGHT), []
     mask = first_of(builder, count, range(EIGHT))
     arguments = [vector_at(builder, pointer, index, kind), I32(1), mask, ir.Constant(kind, None)]
     values = masked(builder, "load", kind, kind, arguments)
@@ -238,9 +225,10 @@ def put_halves(emit: Emitter, pointer: Any, index: Any, pieces: Any) -> None:
 
 
 @helper
-def start_moments():
-    """Moments that start at zero."""
-    return split_lanes(splat(0.0)), split_lanes(splat(0.0))
+def start_moments(x):
+    """Moments of a tensor that start at zero."""
+    zero = split_lanes(splat_doubles(x, 0.0))
+    return zero, zero
 
 
 @by_types
@@ -252,7 +240,7 @@ def add_part(x, i, mean, moments, part):
 
     def some(x, i, mean, moments, part):
         d = double_lanes(load_part(x, i, part)) - join_pieces(mean)
-        return add_deviations(split_lanes(merge_part(x, d, splat(0.0), part)), moments)
+        return add_deviations(split_lanes(merge_part(x, d, splat_doubles(x, 0.0), part)), moments)
 
     is_whole = not (isinstance(x.dtype, HalfStorage) or isinstance(part, types.Integer))
     return whole if is_whole else some

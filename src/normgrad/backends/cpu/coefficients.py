@@ -40,7 +40,6 @@ from .intrinsics import (
     integers_at,
     larger,
     not_inlined,
-    pairs_buffer,
     put,
     singles_at,
     smaller,
@@ -228,7 +227,7 @@ def finish_groups(block, invstd, rests, count, totals, projections, precise, slo
 def spread_groups(block, at, count, w, totals, factors):
     """Write the gain and shift of each channel, from its group's factor and shift."""
     not_inlined()
-    per_group, row = get(block, B.PER_GROUP), pairs_buffer(SPREAD)
+    per_group, row = get(block, B.PER_GROUP), (double_buffer(SPREAD), double_buffer(SPREAD))
     factor = spread(factors, as_int64(0), count, per_group, row[0])
     change = spread(totals, as_int64(0), count, per_group, row[1])
     gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
@@ -248,7 +247,11 @@ def constant(block, s, base, c0, c1):
     gain, slope = array(block, B.W_GAIN, base), array(block, B.W_SLOPE, group)
     offset = slope if along else array(block, B.W_SHIFT, base)
     invstd, rests = array(block, B.W_INVSTD, group), array(block, B.W_MEAN + 1, group)
-    w, b, rows = double_buffer(STRIP), double_buffer(STRIP), pairs_buffer(SPREAD)
+    w, b, rows = (
+        double_buffer(STRIP),
+        double_buffer(STRIP),
+        (double_buffer(SPREAD), double_buffer(SPREAD)),
+    )
     for first in range(c0, c1, STRIP):
         n = smaller(STRIP, c1 - first)
         read_weights(block, first, n, w)

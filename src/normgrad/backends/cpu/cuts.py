@@ -14,7 +14,9 @@ from ...memory import LINE
 from ...problem import Problem
 from ...symbolic import gcd
 from .layout import (
+    DOUBLE_LANES,
     LANES,
+    LONGEST_DOUBLE,
     PAGE,
     RADIX,
     ROWS,
@@ -29,9 +31,8 @@ from .layout import (
 
 #: How many times as long an element takes in float64, and one that is copied to tiles first.
 COST_OF_DOUBLE, COST_OF_TILES = 2, 4
-#: The most elements of a channel, or rows of columns, that a kernel adds up in one sum of float64,
-#: of chains that come one after the other: 8 of 512 elements, or 16 of 32 rows.
-LONGEST_DOUBLE, MOST_ROWS_OF_DOUBLE = 1 << 12, 1 << 9
+#: The most rows of columns that a kernel adds up in one sum of float64: 16 chains of 32 rows.
+MOST_ROWS_OF_DOUBLE = 1 << 9
 
 
 class Cut(NamedTuple):
@@ -181,7 +182,8 @@ def _rows_of_sum(layout: Layout) -> int:
     if layout.problem.arithmetic is dtypes.float64 and layout.problem.needs_sums:
         if layout.columns:
             return MOST_ROWS_OF_DOUBLE * layout.repeat
-        return max(1, LONGEST_DOUBLE // layout.run)
+        # A row takes whole pairs of vectors.
+        return max(1, LONGEST_DOUBLE // round_up(layout.run, 2 * DOUBLE_LANES))
     return layout.positions
 
 
@@ -195,7 +197,7 @@ def _unit(layout: Layout) -> int:
     """The least number of channels that form whole groups and whole rows of columns or tiles."""
     problem, unit = layout.problem, 1
     if layout.columns:
-        unit = layout.chunk if layout.run > 1 else LANES
+        unit = layout.chunk if layout.run > 1 else layout.lanes
     elif any(layout.tiles):
         unit = min(TILE_CHANNELS, layout.channel.size)
     return problem.per_group * unit // gcd(unit, problem.per_group)
@@ -212,7 +214,7 @@ def _of_groups(layout: Layout, whole: Cut) -> Cut:
     least = ROWS // 2 if sums_parameters else 1
     at_once = min(2 * ROWS, rows, max(least, most))
     if walks_once(layout):
-        # A walk down rows shorter than the lanes clears and adds up tiles, however long it is.
+        # A walk down rows that are transposed clears and adds up tiles, however long it is.
         times = 8 if layout.run < LANES else 1
         at_once = min(times * policy.rows if layout.run <= SHORT else 2 * ROWS, rows)
     elif walks_forward(layout):

@@ -10,11 +10,12 @@ from __future__ import annotations
 from numba import types
 from numba.core.extending import models, register_model
 
-from .helpers import by_types, helper
+from .helpers import by_types, helper, instruction
 from .intrinsics import inlined, item_size, shift
-from .lanes import as_loaded, double_lanes, prefetch_lanes, product, splat, zero_lanes
+from .lanes import as_loaded, double_lanes, prefetch_lanes, product, splat_doubles, zero_lanes
 from .layout import ALONG
 from .parts import load_part, merge_part, store_part, store_part_by_words
+from .steps import EXACT
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -52,12 +53,15 @@ def add_terms(operation, tensors, k, terms, sums, part, streaming):
     if ``sums`` is None. In evaluation dx = gain · dy is written here too, after dy and x are read:
     dx may be x's memory.
     """
-    if operation.operation in ("moments", "forward"):
+    alone = operation.operation == "deviations"
+    if alone or operation.operation in ("moments", EXACT, "forward"):
 
         def moments(operation, tensors, k, terms, sums, part, streaming):
             x = tensors[1]
-            d = merge_part(x, load_part(x, k, part) - terms[0], zero_lanes(x, x), part)
-            return add_products(sums, x, x, d, d, part)
+            d = merge_part(x, load_part(x, k, part) - terms[0], zero_lanes(x), part)
+            if alone:
+                return sums[0] + d, sums[1]
+            return add_products(sums, x, d, d, part)
 
         return moments
     evaluates, along = operation.operation == "evaluate", operation.along
@@ -71,24 +75,35 @@ def add_terms(operation, tensors, k, terms, sums, part, streaming):
             write(dx, k, terms[1] * d, part, streaming)
         if along:
             d = d * as_loaded(dy, load_part(terms[2], k, part))
-        return add_products(sums, dy, x, d, centred, part)
+        return add_products(sums, x, d, centred, part)
 
     return products
 
 
+@instruction(lambda: Operation("deviations", "rows")())
+def deviations_alone(emit):
+    """The operation of sums of x − mean alone."""
+
+
 @by_types
-def add_products(sums, dy, x, d, centred, part):
+def add_products(sums, x, d, centred, part):
     """Add d and d·centred to two sums, or start these if ``sums`` is None.
 
     The first product is rounded: were it added to 0, LLVM would choose, for each processor, which
-    of the first two products it rounds and which it fuses.
+    of the first two products it rounds and which it fuses. A third sum is
+    that of centred.
     """
     if isinstance(sums, types.NoneType):
-        return lambda sums, dy, x, d, centred, part: (
-            d, merge_part(dy, product(d, centred), zero_lanes(dy, x), part)
+        return lambda sums, x, d, centred, part: (
+            d, merge_part(x, product(d, centred), zero_lanes(x), part)
         )  # fmt: skip
-    return lambda sums, dy, x, d, centred, part: (
-        sums[0] + d, merge_part(dy, sums[1] + d * centred, sums[1], part)
+    if len(sums) == 3:
+        return lambda sums, x, d, centred, part: (
+            sums[0] + d, merge_part(x, sums[1] + d * centred, sums[1], part),
+            merge_part(x, sums[2] + centred, sums[2], part),
+        )  # fmt: skip
+    return lambda sums, x, d, centred, part: (
+        sums[0] + d, merge_part(x, sums[1] + d * centred, sums[1], part)
     )  # fmt: skip
 
 
@@ -109,7 +124,7 @@ def exact_terms(operation, tensors, k, mean, terms, part):
             store_part(dx, k, terms[1] * values, part, False)
         if along:
             d = product(d, double_lanes(as_loaded(dy, load_part(terms[2], k, part))))
-        return d, merge_part(dy, product(d, centred), splat(0.0), part)
+        return d, merge_part(dy, product(d, centred), splat_doubles(dy, 0.0), part)
 
     return exact
 

@@ -23,7 +23,6 @@ from .intrinsics import (
     item_size,
     larger,
     not_inlined,
-    pairs_buffer,
     put,
     real_buffer,
     reals_at,
@@ -36,6 +35,7 @@ from .lanes import (
     as_loaded,
     double_lanes,
     in_sequence,
+    lanes_of,
     load_lanes,
     put_lanes,
     splat_like,
@@ -44,7 +44,7 @@ from .lanes import (
     zero_lanes,
 )
 from .layout import FETCHED, PAGE, ROWS, SHORT, SPAN
-from .parts import fit, load_part, over_row, over_sums, store_part
+from .parts import load_part, over_row, store_part
 from .reduce import BUFFER, block_of, put_short_row, streams_lines, sums_of, three, totals_of_rows
 from .reduce_moments import moments_of_channels
 from .row_groups import (
@@ -66,6 +66,7 @@ from .row_groups import (
     sum_deviations,
     write_part_of_group,
 )
+from .sums import add_array
 from .target import has_many_registers
 from .vectors import write_parameters
 from .write import is_streamed, parameters_along, stream_row, write_row
@@ -107,7 +108,7 @@ def add_chain(arguments, c, part, weight, zero, first):
     chain, here = (zero, zero), advance(tensors, steps, first)
     for r in range(first, rows, 2):
         prefetch_later_rows(here, c, ahead, writes)
-        of_row = row_coefficients(coefficients, r, part)
+        of_row = row_coefficients(coefficients, r)
         chain = add_and_write(operation, here, c, weight, of_row, chain, part, writes, streaming)
         here = advance(here, steps, 2)
     return chain
@@ -121,18 +122,25 @@ def add_rows(arguments, c, part):
     """
     tensors, weights, sums = arguments[1], arguments[4], arguments[6]
     weight = as_loaded(tensors[0], load_part(weights, c, part))
-    zero = fit(zero_lanes(tensors[0], tensors[1]), part)
+    zero = zero_lanes(tensors[1])
     a = add_chain(arguments, c, part, weight, zero, 0)
     b = add_chain(arguments, c, part, weight, zero, 1)
     fold(sums[0], c, a[0] + b[0])
     fold(sums[1], c, a[1] + b[1])
 
 
-@helper
+@by_types
 def fold_in_sequence(tensor, sums, c, lanes, part):
     """Add a part of a chain to sums in float64, which end where the row does."""
-    doubles = double_lanes(in_sequence(tensor, lanes))
-    store_part(sums, c, load_part(sums, c, part) + doubles, part, False)
+
+    def some(tensor, sums, c, lanes, part):
+        row = double_buffer(LANES)
+        put_lanes(row, 0, double_lanes(in_sequence(tensor, lanes)))
+        add_array(shift(sums, c), row, part)
+
+    if isinstance(part, types.Integer):
+        return some
+    return lambda tensor, sums, c, lanes, part: fold(sums, c, in_sequence(tensor, lanes))
 
 
 @by_types
@@ -155,10 +163,7 @@ def add_row(arguments, c, part):
     )
     dy = tensors[0]
     prefetch_inputs(tensors, c + ahead[0], c + ahead[1])
-    weight, of_row = (
-        as_loaded(dy, load_part(weights, c, part)),
-        row_coefficients(coefficients, 0, part),
-    )
+    weight, of_row = as_loaded(dy, load_part(weights, c, part)), row_coefficients(coefficients, 0)
     lanes = load_lanes(chain[0], c), load_lanes(chain[1], c)
     first, second = add_and_write(
         operation, tensors, c, weight, of_row, lanes, part, writes, streaming
@@ -166,7 +171,7 @@ def add_row(arguments, c, part):
     if is_full:
         fold_in_sequence(dy, sums[0], c, first, part)
         fold_in_sequence(dy, sums[1], c, second, part)
-        first, second = zero_lanes(dy, dy), zero_lanes(dy, dy)
+        first, second = zero_lanes(dy), zero_lanes(dy)
     put_in_chain(dy, chain[0], c, first, part)
     put_in_chain(dy, chain[1], c, second, part)
 
@@ -178,7 +183,7 @@ def write_part_of_rows(arguments, c, part):
     weight = as_loaded(tensors[0], load_part(weights, c, part))
     for r in range(rows):
         prefetch_later_rows(tensors, c, ahead, writes)
-        of_row = row_coefficients(coefficients, r, part)
+        of_row = row_coefficients(coefficients, r)
         write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
         tensors = advance(tensors, steps, 1)
 
@@ -187,14 +192,14 @@ def write_part_of_rows(arguments, c, part):
 def parameters(operation, dy, x, dx, job):
     """Add each row's contribution to the parameter gradients, and write its dx if asked."""
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    coefficients = real_buffer(COEFFICIENTS, dy, x)
-    weight, ahead = reals_at(get(job, B.J_WEIGHT), dy, x), (FETCHED, FETCHED)
-    columns, writes = pairs_buffer(BUFFER), get(job, B.J_WRITES) != 0
+    coefficients = real_buffer(COEFFICIENTS, x)
+    weight, ahead = reals_at(get(job, B.J_WEIGHT), x), (FETCHED, FETCHED)
+    columns, writes = (double_buffer(BUFFER), double_buffer(BUFFER)), get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width, weights = smaller(SPAN, run - k), shift(weight, k)
         tensors = advance((dy, x, dx), (1, 1, 1), k)
         streaming = streams_lines(job, tensors[2], width, steps[2])
-        start_sums(columns, width)
+        start_sums(columns, width, dy)
         for i in range(0, count, ROWS):
             rows, here = smaller(ROWS, count - i), advance(tensors, steps, i)
             read_coefficients(job, get(job, B.J_CHANNEL) + i, rows, coefficients)
@@ -202,7 +207,7 @@ def parameters(operation, dy, x, dx, job):
                 operation, here, steps, rows, weights, coefficients, columns, writes, streaming,
                 ahead,
             )  # fmt: skip
-            over_sums(add_rows, arguments, width, dy)
+            over_row(add_rows, arguments, dy, width)
         at, block = get(job, B.J_FIRST) + k, block_of(job)
         if get(block, B.SLOTS) != 0:
             gather_sums(columns, at, width, 1, 1, dy, sums_of(job))
@@ -218,18 +223,15 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
 
     Where ``ahead``, later rows are prefetched.
     """
-    dy, x = tensors[0], tensors[1]
-    zero, batch = zero_lanes(dy, x), (
-        real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
-    )  # fmt: skip
-    here = tensors
+    here, x, zero = tensors, tensors[1], zero_lanes(tensors[1])
+    batch = real_buffer(BATCH, x), real_buffer(BATCH, x), real_buffer(BATCH, x)
     for first in range(0, rows, EIGHT):
         for r in range(first, smaller(first + EIGHT, rows)):
-            terms = splat_like(dy, x, get(means, r)), zero, weight
+            terms = splat_like(x, get(means, r)), zero, weight
             if ahead:
-                for c in range(0, run, LANES):
+                for c in range(0, run, lanes_of(x)):
                     prefetch_inputs(here, c + ROWS * steps[0], c + ROWS * steps[1])
-            put_short_row(operation, here, run, terms, batch, r - first)
+            put_short_row(operation, here, run, terms, (zero, zero, zero), batch, r - first)
             here = advance(here, steps, 1)
         put_lanes(shift(sums[0], first), 0, sums_of_eight(batch[0]))
         put_lanes(shift(sums[1], first), 0, sums_of_eight(batch[1]))
@@ -245,12 +247,12 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
     """
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    weights = reals_at(get(job, B.J_WEIGHT), dy, x)
-    columns, first = pairs_buffer(ROW), get(job, B.J_CHANNEL)
+    weights = reals_at(get(job, B.J_WEIGHT), x)
+    columns, first = (double_buffer(ROW), double_buffer(ROW)), get(job, B.J_CHANNEL)
     writes, adds = get(job, B.J_WRITES) != 0, get(job, B.J_ADDS) != 0
-    start_sums(columns, run)
+    start_sums(columns, run, dy)
     streaming = streams_lines(job, dx, run, steps[2])
-    coefficients = real_buffer(COEFFICIENTS, dy, x)
+    coefficients = real_buffer(COEFFICIENTS, x)
     sums = double_buffer(TOTALS), double_buffer(TOTALS), double_buffer(TOTALS)
     # Sixteen longer rows of float64 do not stay in the L1 cache.
     most = ROWS // 2 if is_double(x) and run >= LONG_DOUBLE else ROWS
@@ -278,9 +280,9 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
             operation, here, steps, rows, weights, coefficients, columns, writes, streaming, ahead
         )  # fmt: skip
         if adds:
-            over_sums(add_rows, arguments, run, dy)
+            over_row(add_rows, arguments, dy, run)
         else:
-            over_row(write_part_of_rows, arguments, run)
+            over_row(write_part_of_rows, arguments, dy, run)
     if adds:
         gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, sums_of(job))
 
@@ -294,11 +296,11 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
     """
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    weights = reals_at(get(job, B.J_WEIGHT), dy, x)
-    chain = reals_at(get(job, B.J_CHAINS), dy, x), reals_at(get(job, B.J_CHAINS + 1), dy, x)
+    weights = reals_at(get(job, B.J_WEIGHT), x)
+    chain = reals_at(get(job, B.J_CHAINS), x), reals_at(get(job, B.J_CHAINS + 1), x)
     first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
     streaming, columns = streams_lines(job, dx, run, steps[2]), sums_of(job)
-    coefficients = real_buffer(COEFFICIENTS, dy, x)
+    coefficients = real_buffer(COEFFICIENTS, x)
     sums = double_buffer(EIGHT), double_buffer(EIGHT)
     here, finds_means = (dy, x, dx), get(block_of(job), B.MISSING_MEAN) != 0
     later = larger(1, DISTANCE // (run * item_size(dy)))
@@ -310,7 +312,7 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
             keep_rests(job, first + i, 1, sums[0])
         if is_written(writes):
             mean = get(statistics_from(job, first + i)[0], 0)
-            terms = splat_like(dy, x, mean), zero_lanes(dy, x), weights
+            terms = splat_like(x, mean), zero_lanes(x), weights
             totals = totals_of_rows(operation, here, (0, 0, 0), 1, run, terms, False, False)
             put(sums[0], 0, sum_of_lanes(totals[0]))
             put(sums[1], 0, sum_of_lanes(totals[1]))
@@ -323,13 +325,13 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
                 operation, here, weights, coefficients, chain, columns, writes, streaming, is_full,
                 ahead,
             )  # fmt: skip
-            over_row(add_row, arguments, run)
+            over_row(add_row, arguments, dy, run)
         else:
             one_row = (
                 operation, here, steps, 1, weights, coefficients, columns, writes, streaming,
                 (0, 0),
             )  # fmt: skip
-            over_row(write_part_of_rows, one_row, run)
+            over_row(write_part_of_rows, one_row, dy, run)
         here = advance(here, steps, 1)
 
 
@@ -361,7 +363,7 @@ def forward(operation, dy, x, dx, job):
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
     steps, streaming = three(job, B.J_CHANNEL_STEPS), is_streamed(dx, job)
     at_once = larger(1, smaller(EIGHT, NEAR // (run * item_size(x))))
-    along, ahead = parameters_along(x, x, job), at_once * steps[1]
+    along, ahead = parameters_along(x, job), at_once * steps[1]
     means, invstds, rests = double_buffer(EIGHT), double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):
         c, rows, here = first + start, smaller(at_once, count - start), shift(x, start * steps[1])
@@ -370,8 +372,8 @@ def forward(operation, dy, x, dx, job):
         compute_statistics(job, c, rows, means, invstds, rests)
         for r in range(rows):
             tensors = advance((dy, x, dx), steps, start + r)
-            gain, mean = splat_like(x, x, get(invstds, r)), splat_like(x, x, get(means, r))
-            coefficients = gain, gain, mean, splat_like(x, x, get(rests, r)), gain
+            gain, mean = splat_like(x, get(invstds, r)), splat_like(x, get(means, r))
+            coefficients = gain, gain, mean, splat_like(x, get(rests, r)), gain
             if streaming:
                 stream_row(operation, tensors, coefficients, along, run, ahead)
             else:

@@ -32,12 +32,6 @@ POINTERS = {
     3: types.CPointer(bfloat16),
 }
 INT_POINTER = types.CPointer(types.int64)
-DOUBLE_POINTER = types.CPointer(types.float64)
-
-
-def real_type(*pointers: types.Type) -> types.Type:
-    """The arithmetic's type: float64 if any tensor is float64, else float32."""
-    return types.float64 if any(p.dtype == types.float64 for p in pointers) else types.float32
 
 
 @by_types
@@ -141,10 +135,10 @@ def exchange(emit: Emitter, address: Any, value: Any) -> Any:
     return emit.builder.atomic_rmw("xchg", words, value, "seq_cst")
 
 
-@instruction(lambda address, dy, x: types.CPointer(real_type(dy, x))(types.int64, dy, x))
-def reals_at(emit: Emitter, address: Any, dy: Any, x: Any) -> Any:
-    """A pointer to numbers of the arithmetic's type for dy and x, at an address."""
-    kind = types.CPointer(real_type(*emit.types[1:]))
+@instruction(lambda address, x: types.CPointer(value_type(x.dtype))(types.int64, x))
+def reals_at(emit: Emitter, address: Any, x: Any) -> Any:
+    """A pointer to numbers of a tensor's arithmetic at an address."""
+    kind = types.CPointer(value_type(emit.types[1].dtype))
     return emit.builder.inttoptr(address, emit.context.get_value_type(kind))
 
 
@@ -158,10 +152,10 @@ def _on_stack(emit: Emitter, storage: types.Type, count: int) -> ir.Value:
     return emit.builder.gep(array, [I32(0), I32(0)])
 
 
-@instruction(lambda count, dy, x: types.CPointer(real_type(dy, x))(count, dy, x), literal=True)
-def real_buffer(emit: Emitter, count: Any, dy: Any, x: Any) -> Any:
-    """An array of the arithmetic's type on the stack, 64-byte aligned; ``count`` is a literal."""
-    return _on_stack(emit, real_type(*emit.types[1:]), emit.types[0].literal_value)
+@instruction(lambda count, x: types.CPointer(value_type(x.dtype))(count, x), literal=True)
+def real_buffer(emit: Emitter, count: Any, x: Any) -> Any:
+    """An array for a tensor's arithmetic on the stack, 64-byte aligned; ``count`` is a literal."""
+    return _on_stack(emit, value_type(emit.types[1].dtype), emit.types[0].literal_value)
 
 
 def _buffer(storage: types.Type) -> Any:
@@ -174,13 +168,6 @@ def _buffer(storage: types.Type) -> Any:
 
 
 double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
-
-
-@instruction(lambda count: types.UniTuple(DOUBLE_POINTER, 2)(count), literal=True)
-def pairs_buffer(emit: Emitter, count: Any) -> Any:
-    """Two arrays of float64 on the stack, as of two sums."""
-    arrays = [_on_stack(emit, types.float64, emit.types[0].literal_value) for _ in range(2)]
-    return emit.context.make_tuple(emit.builder, types.UniTuple(DOUBLE_POINTER, 2), arrays)
 
 
 @instruction(lambda value: types.float64(value))

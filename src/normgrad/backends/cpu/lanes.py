@@ -1,8 +1,9 @@
 """Vectors with a fixed number of lanes, whatever the width of the machine's own vectors.
 
 Loops over such vectors are vectorised by construction. Which elements are added to which depends on
-the number of lanes alone, and not on LLVM's choices for a machine. 32 lanes are one cache line of a
-half type, or two AVX-512 registers of float32.
+the number of lanes alone, and not on LLVM's choices for a machine. A vector of float32 has 32
+lanes, which are one cache line of a half type; one of float64 has 8, a cache line too. What is kept
+in float64 beside a tensor has as many lanes as the tensor's vectors.
 
 ``load_lanes`` and ``store_lanes`` convert between a tensor's type and the arithmetic's. The lanes
 of bfloat16 have an order of their own, the even elements before the odd ones. A pair of elements is
@@ -18,6 +19,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.extending import models, register_model
 from numba.core.imputils import lower_builtin
 
@@ -39,41 +41,41 @@ from .conversions import (
     widen,
 )
 from .helpers import Emitter, declare, instruction
-from .intrinsics import real_type
 from .target import has_many_registers, rounds_to_bfloat16
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 LANES = layout.LANES
+#: The lanes of a total: a sum's float64 that are added to each other at last.
 HALF = LANES // 2
 #: The number of vectors whose lanes are added up together.
 EIGHT = 8
 
 
+def lanes_in(real: types.Type) -> int:
+    """The lanes of a vector of the arithmetic's type."""
+    return layout.DOUBLE_LANES if real == types.float64 else LANES
+
+
 class Lanes(types.Type):  # type: ignore[misc]
     """A vector of numbers of one real type."""
 
-    def __init__(self, real: Any, count: int = LANES) -> None:
-        self.real, self.count = real, count
-        super().__init__(f"{count} lanes of {real}")
+    def __init__(self, real: Any, count: int = 0) -> None:
+        self.real, self.count = real, count or lanes_in(real)
+        super().__init__(f"{self.count} lanes of {real}")
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         element = F64 if fe_type.real == types.float64 else F32
-        super().__init__(dmm, fe_type, vector_type(element, fe_type.count))
-
-
-def vector_type(element: ir.Type, count: int = LANES) -> ir.VectorType:
-    """The type of a vector of so many elements."""
-    return ir.VectorType(element, count)
+        super().__init__(dmm, fe_type, ir.VectorType(element, fe_type.count))
 
 
 def constants(element: ir.Type, values: Any) -> ir.Constant:
     """A vector of constants."""
     values = list(values)
-    return ir.Constant(vector_type(element, len(values)), values)
+    return ir.Constant(ir.VectorType(element, len(values)), values)
 
 
 def shuffled(builder: Any, first: ir.Value, second: ir.Value, places: Any) -> ir.Value:
@@ -92,9 +94,9 @@ def concatenated(builder: Any, vectors: list[ir.Value]) -> ir.Value:
     return vectors[0]
 
 
-def repeated(builder: Any, value: ir.Value, count: int = LANES) -> ir.Value:
+def repeated(builder: Any, value: ir.Value, count: int) -> ir.Value:
     """A vector whose elements are all one value."""
-    empty = ir.Constant(vector_type(value.type, count), ir.Undefined)
+    empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     one = builder.insert_element(empty, value, I32(0))
     return shuffled(builder, one, empty, [0] * count)
 
@@ -103,21 +105,21 @@ def places_of(storage: types.Type) -> list[int]:
     """The index of the element in each lane."""
     if storage == bfloat16:
         return [*range(0, LANES, 2), *range(1, LANES, 2)]
-    return list(range(LANES))
+    return list(range(lanes_in(storage)))
 
 
 def stored_type(context: Any, storage: types.Type) -> ir.Type:
     """The type of a vector as it is loaded or stored."""
     if storage == bfloat16:
-        return vector_type(I32, HALF)
-    return vector_type(context.get_value_type(storage))
+        return ir.VectorType(I32, HALF)
+    return ir.VectorType(context.get_value_type(storage), lanes_in(storage))
 
 
 def unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     """Lanes from a stored vector."""
     if storage != bfloat16:
         return widen(builder, value, storage)
-    single = vector_type(F32, HALF)
+    single = ir.VectorType(F32, HALF)
     even = builder.shl(value, constants(I32, [16] * HALF))
     odd = builder.and_(value, constants(I32, [-65536] * HALF))
     halves = [builder.bitcast(half, single) for half in (even, odd)]
@@ -143,7 +145,7 @@ def _rounded(builder: Any, value: ir.Value) -> ir.Value:
     NaNs need no test: the low half of a NaN is zero, since it is zero in every bfloat16 tensor and
     coefficient that the NaN may come from; so rounding leaves it a NaN.
     """
-    bits = builder.bitcast(value, vector_type(I32))
+    bits = builder.bitcast(value, ir.VectorType(I32, LANES))
     even = builder.and_(
         builder.lshr(bits, constants(I32, [16] * LANES)), constants(I32, [1] * LANES)
     )
@@ -167,7 +169,7 @@ def _rounded_by_instruction(builder: Any, value: ir.Value) -> ir.Value:
         llvm_function(builder, name, kind, [high, low]), ir.VectorType(I16, LANES)
     )
     pairs = [lane // 2 + lane % 2 * HALF for lane in range(LANES)]
-    rounded = builder.bitcast(shuffled(builder, rounded, rounded, pairs), vector_type(I32, HALF))
+    rounded = builder.bitcast(shuffled(builder, rounded, rounded, pairs), ir.VectorType(I32, HALF))
     subnormal = I32(0x20)
     tiny = [
         llvm_function(builder, "llvm.x86.avx512.fpclass.ps.512", mask, [half, subnormal])
@@ -232,16 +234,23 @@ def llvm_function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Val
     return builder.call(function, args)
 
 
-@instruction(lambda dy, x: Lanes(real_type(dy, x))(dy, x))
-def zero_lanes(emit: Emitter, dy: Any, x: Any) -> Any:
-    """Zeros in the arithmetic's type."""
-    return constants(emit.context.get_value_type(real_type(*emit.types)), [0.0] * LANES)
+@instruction(lambda x: Lanes(value_type(x.dtype))(x))
+def zero_lanes(emit: Emitter, x: Any) -> Any:
+    """Zeros in a tensor's arithmetic."""
+    real = value_type(emit.types[0].dtype)
+    return constants(emit.context.get_value_type(real), [0.0] * lanes_in(real))
+
+
+@instruction(lambda pointer: types.int64(pointer))
+def lanes_of(emit: Emitter, pointer: Any) -> Any:
+    """The lanes of a vector of a tensor's elements."""
+    return I64(lanes_in(emit.types[0].dtype))
 
 
 @instruction(lambda value: Lanes(value)(value))
 def splat(emit: Emitter, value: Any) -> Any:
     """A number in every lane."""
-    return repeated(emit.builder, value)
+    return repeated(emit.builder, value, lanes_in(emit.types[0]))
 
 
 @instruction(lambda value: Lanes(value, EIGHT)(value))
@@ -250,11 +259,29 @@ def splat_eight(emit: Emitter, value: Any) -> Any:
     return repeated(emit.builder, value, EIGHT)
 
 
-@instruction(lambda dy, x, value: Lanes(real_type(dy, x))(dy, x, types.float64))
-def splat_like(emit: Emitter, dy: Any, x: Any, value: Any) -> Any:
-    """A float64 in every lane, rounded to the arithmetic's type."""
-    real = real_type(*emit.types[:2])
-    return repeated(emit.builder, emit.context.cast(emit.builder, value, types.float64, real))
+@instruction(lambda x, value: Lanes(value_type(x.dtype))(x, types.float64))
+def splat_like(emit: Emitter, x: Any, value: Any) -> Any:
+    """A float64 in every lane, rounded to a tensor's arithmetic."""
+    real = value_type(emit.types[0].dtype)
+    value = emit.context.cast(emit.builder, value, types.float64, real)
+    return repeated(emit.builder, value, lanes_in(real))
+
+
+def _doubles(pointer: Any) -> Lanes:
+    return Lanes(types.float64, lanes_in(pointer.dtype))
+
+
+@instruction(lambda pointer, value: _doubles(pointer)(pointer, types.float64))
+def splat_doubles(emit: Emitter, pointer: Any, value: Any) -> Any:
+    """A float64 in as many lanes as a tensor's vectors have."""
+    return repeated(emit.builder, value, lanes_in(emit.types[0].dtype))
+
+
+@instruction(lambda pointer, sums, index: _doubles(pointer)(pointer, sums, types.intp))
+def load_doubles(emit: Emitter, pointer: Any, sums: Any, index: Any) -> Any:
+    """As many numbers of scratch memory in float64 as a tensor's vectors have lanes."""
+    kind = ir.VectorType(F64, lanes_in(emit.types[0].dtype))
+    return emit.builder.load(vector_at(emit.builder, sums, index, kind), align=1)
 
 
 @instruction(lambda pointer, index: Lanes(value_type(pointer.dtype))(pointer, types.intp))
@@ -265,20 +292,13 @@ def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
     return unpacked(emit.builder, emit.builder.load(at, align=1), storage)
 
 
-@instruction(lambda pointer, index: Lanes(pointer.dtype, EIGHT)(pointer, types.intp))
-def load_eight(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Eight elements of a tensor or scratch memory in the arithmetic's type."""
-    kind = vector_type(emit.context.get_value_type(emit.types[0].dtype), EIGHT)
-    return emit.builder.load(vector_at(emit.builder, pointer, index, kind), align=1)
-
-
 @instruction(lambda pointer, index: types.void(pointer, types.intp))
 def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
     """Prefetch elements, which may lie beyond the tensor, into the L2 cache."""
     builder = emit.builder
     size = size_of(emit.context.get_value_type(emit.types[0].dtype))
     read, second_level, data = I32(0), I32(2), I32(1)
-    for line in range(0, LANES, LINE // size):
+    for line in range(0, lanes_in(emit.types[0].dtype), LINE // size):
         at = builder.gep(pointer, [builder.add(index, I64(line))])
         at = builder.bitcast(at, ir.IntType(8).as_pointer())
         llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), [at, read, second_level, data])
@@ -299,22 +319,16 @@ def add_lanes(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
     emit.builder.store(total, at, align=1)
 
 
-@instruction(lambda lanes: Lanes(lanes.real, EIGHT)(lanes))
-def first_eight(emit: Emitter, lanes: Any) -> Any:
-    """The first eight lanes."""
-    return shuffled(emit.builder, lanes, lanes, range(EIGHT))
-
-
 @instruction(lambda lanes: Lanes(types.float64, lanes.count)(lanes))
 def double_lanes(emit: Emitter, lanes: Any) -> Any:
     """The same numbers as float64."""
     return narrow(emit.builder, lanes, types.float64)
 
 
-@instruction(lambda pointer, lanes: Lanes(real_type(pointer))(pointer, lanes))
-def real_lanes(emit: Emitter, pointer: Any, lanes: Any) -> Any:
-    """Numbers in float64, rounded to the arithmetic's type for a tensor."""
-    return narrow(emit.builder, lanes, real_type(emit.types[0]))
+@instruction(lambda x, lanes: Lanes(value_type(x.dtype), lanes.count)(x, lanes))
+def real_lanes(emit: Emitter, x: Any, lanes: Any) -> Any:
+    """Numbers in float64, rounded to a tensor's arithmetic."""
+    return narrow(emit.builder, lanes, value_type(emit.types[0].dtype))
 
 
 def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -329,16 +343,18 @@ def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
     value = builder.fadd(*_halves(builder, lanes))
     if value.type.element == F64:
         return value
-    return builder.fpext(value, vector_type(F64, value.type.count))
+    return builder.fpext(value, ir.VectorType(F64, value.type.count))
 
 
-@instruction(lambda lanes: Lanes(types.float64, lanes.count // 2)(lanes))
-def halves_added(emit: Emitter, lanes: Any) -> Any:
-    """Half as many lanes in float64: the two halves are added in their own type.
+@instruction(lambda a, b: Lanes(types.float64, HALF)(a, b))
+def total_of(emit: Emitter, a: Any, b: Any) -> Any:
+    """Two vectors as a total's lanes: side by side; or their sum's halves, added in their own type.
 
     This is the last addition in that type; CHAIN in reduce.py tells how many the bound allows.
     """
-    return _first_halves(emit.builder, lanes)
+    if a.type.count < HALF:
+        return concatenated(emit.builder, [a, b])
+    return _first_halves(emit.builder, emit.builder.fadd(a, b, flags=("nsz",)))
 
 
 @instruction(lambda lanes: types.float64(lanes))
@@ -351,16 +367,29 @@ def sum_of_lanes(emit: Emitter, lanes: Any) -> Any:
     return emit.builder.extract_element(lanes, I32(0))
 
 
+@instruction(lambda batch, i, a, b: types.void(batch, types.intp, a, b))
+def put_chains(emit: Emitter, batch: Any, i: Any, a: Any, b: Any) -> None:
+    """Put two chains of each sum into a batch, added in their own type; of float64 side by side."""
+    builder = emit.builder
+    sums = [cgutils.unpack_tuple(builder, each) for each in (batch, a, b)]
+    for pointer, first, second in zip(*sums, strict=True):
+        total = concatenated(builder, [first, second])
+        if total.type.count > HALF:
+            total = builder.fadd(first, second)
+        at = builder.mul(i, I64(total.type.count))
+        builder.store(total, vector_at(builder, pointer, at, total.type), align=1)
+
+
 @instruction(lambda pointer: Lanes(types.float64, EIGHT)(pointer))
 def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
-    """The sums of the lanes of eight vectors: HALF lanes of float64, or LANES of float32 each.
+    """The sums of the lanes of eight vectors: totals, or LANES of float32 each.
 
     Each sum is formed by halving, as in ``sum_of_lanes``, which takes two instructions per step for
     one vector; here one step halves two vectors. float32 is added up in float32.
     """
     builder, storage = emit.builder, emit.types[0].dtype
     count = HALF if storage == types.float64 else LANES
-    kind = vector_type(emit.context.get_value_type(storage), count)
+    kind = ir.VectorType(emit.context.get_value_type(storage), count)
     vectors = []
     for i in range(EIGHT):
         lanes = builder.load(vector_at(builder, pointer, I64(i * count), kind), align=1)
@@ -378,13 +407,13 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
         ]
     if storage == types.float64:
         return vectors[0]
-    return builder.fpext(vectors[0], vector_type(F64, EIGHT))
+    return builder.fpext(vectors[0], ir.VectorType(F64, EIGHT))
 
 
 @instruction(lambda a, b, c: a(a, b, c))
 def fused(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, rounded once."""
-    name = f"llvm.fma.v{LANES}{'f64' if a.type.element == F64 else 'f32'}"
+    name = f"llvm.fma.v{a.type.count}{'f64' if a.type.element == F64 else 'f32'}"
     return llvm_function(emit.builder, name, a.type, [a, b, c])
 
 
@@ -425,4 +454,4 @@ def as_loaded(emit: Emitter, pointer: Any, lanes: Any) -> Any:
 def in_sequence(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """The reverse of ``as_loaded``."""
     places = places_of(emit.types[0].dtype)
-    return shuffled(emit.builder, lanes, lanes, [places.index(lane) for lane in range(LANES)])
+    return shuffled(emit.builder, lanes, lanes, [places.index(lane) for lane in range(len(places))])

@@ -31,9 +31,12 @@ FEW_IN_ROWS, FEW_IN_COLUMNS, LEAST_SAMPLES = 31, 63, 4
 #: The most elements in a row of columns that one walk sums and writes: its coefficients and sums
 #: stay in the L1 cache.
 WALKED = 512
-#: The SIMD lanes in a kernel's vectors (see lanes.py); a row's length should be a multiple of them.
-LANES = 32
-#: The most elements in a row that is summed in float32 alone.
+#: The SIMD lanes in a kernel's vectors, and in those of float64 (see lanes.py): a row's length
+#: should be a multiple. Rows of layer norm that have fewer than LANES elements are transposed.
+LANES, DOUBLE_LANES = 32, 8
+#: The most elements of a channel of float64 that a kernel adds up in one sum.
+LONGEST_DOUBLE = 1 << 12
+#: The most elements in a row that is summed in the arithmetic's type alone.
 SHORT = 256
 #: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
@@ -91,10 +94,15 @@ class Layout(NamedTuple):
         return self.along and not self.columns and self.rows.size > 1
 
     @property
+    def lanes(self) -> int:
+        """The lanes of a kernel's vectors."""
+        return DOUBLE_LANES if self.dtype is dtypes.float64 else LANES
+
+    @property
     def has_adjacent_channels(self) -> bool:
         """Whether a position's channels follow each other, and may be written as one row."""
         follow = all(step == self.run for step in self.channel.strides)
-        return not self.columns and self.run >= LANES and follow
+        return not self.columns and self.run >= self.lanes and follow
 
     @property
     def positions(self) -> int:
@@ -401,7 +409,7 @@ def layout_of(problem: Problem, policy: Policy) -> Layout:
     # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many
     # and rows would not fill the lanes.
     fewer = sum(by_rows) - sum(by_columns)
-    if fewer > 0 or (fewer == 0 and channel.size >= LANES > inner.size):
+    if fewer > 0 or (fewer == 0 and channel.size >= layout.lanes > inner.size):
         repeat, chunk = 1, min(channel.size, SPAN)
         # Adjacent positions together form one row, as long as enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):

@@ -12,14 +12,12 @@ from .conversions import F32, F64, I32, I64, HalfStorage, size_of, value_type
 from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import not_inlined
 from .lanes import (
-    EIGHT,
     HALF,
-    LANES,
     Lanes,
     constants,
-    first_eight,
+    lanes_in,
+    lanes_of,
     llvm_function,
-    load_eight,
     load_lanes,
     packed,
     places_of,
@@ -28,7 +26,6 @@ from .lanes import (
     stored_type,
     unpacked,
     vector_at,
-    vector_type,
 )
 from .target import masks_halves
 
@@ -50,7 +47,7 @@ def masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) -
 
 def _load_words(builder: Any, at: ir.Value, count: ir.Value) -> ir.Value:
     """The first ``count`` 16-bit elements: pairs of them as 32-bit words, and a last one alone."""
-    words, pairs = vector_type(I32, HALF), builder.lshr(count, I64(1))
+    words, pairs = ir.VectorType(I32, HALF), builder.lshr(count, I64(1))
     mask, none = first_of(builder, pairs, range(HALF)), ir.Constant(words, None)
     source = builder.bitcast(at, words.as_pointer())
     value = masked(builder, "load", words, words, [source, I32(1), mask, none])
@@ -62,12 +59,12 @@ def _load_words(builder: Any, at: ir.Value, count: ir.Value) -> ir.Value:
 
 
 def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Value) -> None:
-    """Write the first ``count`` elements of a vector in vectors of 32, 16, 8, 4, 2 and 1 elements.
+    """Write the first ``count`` elements of a vector in vectors of half as many each, down to one.
 
     Rows of a length that stays the same make these branches predictable, and a processor without
     AVX-512 takes longer for a masked store than for all of them.
     """
-    size = LANES
+    size = lanes = value.type.count
     while size > 0:
         part = shuffled(builder, value, value, range(size))
         has = builder.icmp_unsigned("!=", builder.and_(count, I64(size)), I64(0))
@@ -77,13 +74,13 @@ def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Valu
             builder.store(part, place, align=size_of(part.type.element))
             further = builder.gep(at, [I64(size)])
             rest = value
-            if size < LANES:
+            if size < lanes:
                 rest = shuffled(builder, value, value, range(size, 2 * size))
             inside = builder.block
         next_at, next_value = builder.phi(at.type), builder.phi(part.type)
-        for source, (place, lanes) in ((inside, (further, rest)), (before, (at, part))):
+        for source, (place, left) in ((inside, (further, rest)), (before, (at, part))):
             next_at.add_incoming(place, source)
-            next_value.add_incoming(lanes, source)
+            next_value.add_incoming(left, source)
         at, value, size = next_at, next_value, size // 2
 
 
@@ -93,14 +90,15 @@ def _some(pointer: Any, index: Any, count: Any) -> Any:
 
 @instruction(_some)
 def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
-    """As ``load_lanes``, for ``count`` elements, 1 to LANES; the others are 0 and are not read."""
+    """As ``load_lanes``, for ``count`` elements, at least 1; the others are 0 and are not read."""
     builder, storage = emit.builder, emit.types[0].dtype
     if isinstance(storage, HalfStorage) and not masks_halves():
         words = _load_words(builder, builder.gep(pointer, [index]), count)
         kind = stored_type(emit.context, storage)
         return unpacked(builder, builder.bitcast(words, kind), storage)
-    kind = vector_type(emit.context.get_value_type(storage))
-    at, mask = vector_at(builder, pointer, index, kind), first_of(builder, count, range(LANES))
+    lanes = lanes_in(storage)
+    kind = ir.VectorType(emit.context.get_value_type(storage), lanes)
+    at, mask = vector_at(builder, pointer, index, kind), first_of(builder, count, range(lanes))
     others = ir.Constant(kind, None)
     value = masked(builder, "load", kind, kind, [at, I32(1), mask, others])
     return unpacked(builder, builder.bitcast(value, stored_type(emit.context, storage)), storage)
@@ -118,7 +116,7 @@ def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
 
     LLVM has no non-temporal store of float16, and silently drops the hint.
     """
-    kind = vector_type(F32, LINE // 4)
+    kind = ir.VectorType(F32, LINE // 4)
     name = f"llvm.arithmetic.fence.v{kind.count}f32"
     return llvm_function(builder, name, kind, [builder.bitcast(line, kind)])
 
@@ -150,28 +148,20 @@ def _storing(past_caches: bool, by_words: bool) -> Any:
     lambda pointer, index, lanes, count: types.void(pointer, types.intp, lanes, types.intp)
 )
 def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any) -> None:
-    """As ``store_all``, for ``count`` elements, 1 to LANES; the others are not touched."""
+    """As ``store_all``, for ``count`` elements, at least 1; the others are not touched."""
     builder, storage = emit.builder, emit.types[0].dtype
-    kind = vector_type(emit.context.get_value_type(storage))
+    kind = ir.VectorType(emit.context.get_value_type(storage), lanes.type.count)
     value = builder.bitcast(packed(builder, lanes, storage, True), kind)
     if not masks_halves():  # AVX2 masks 32-bit elements, but slowly
         _store_in_powers(builder, builder.gep(pointer, [index]), value, count)
         return
-    at, mask = vector_at(builder, pointer, index, kind), first_of(builder, count, range(LANES))
+    mask = first_of(builder, count, range(kind.count))
+    at = vector_at(builder, pointer, index, kind)
     masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
 
 
-# Parts of a row: ``part`` is None for all lanes, or the number of elements, or a boolean for eight
-# lanes of float64, whose sums registers hold. A kernel is compiled for one of the three, so one
-# function serves all and has no test at run time.
-
-
-@by_types
-def fit(lanes, part):
-    """As many equal lanes as a part has."""
-    if isinstance(part, types.Boolean):
-        return lambda lanes, part: first_eight(lanes)
-    return lambda lanes, part: lanes
+# Parts of a row: ``part`` is None for all lanes, or the number of elements. A kernel is compiled
+# for one of the two, so one function serves both and has no test at run time.
 
 
 @by_types
@@ -179,8 +169,6 @@ def load_part(pointer, index, part):
     """``load_lanes`` or ``load_some``."""
     if isinstance(part, types.Integer):
         return lambda pointer, index, part: load_some(pointer, index, part)
-    if isinstance(part, types.Boolean):
-        return lambda pointer, index, part: load_eight(pointer, index)
     return lambda pointer, index, part: load_lanes(pointer, index)
 
 
@@ -223,28 +211,12 @@ store_part, store_part_by_words = _storing_part(False), _storing_part(True)
 
 
 @helper
-def over_row(part_of_row, arguments, width):
-    """Call a function for each part of a row."""
+def over_row(part_of_row, arguments, tensor, width):
+    """Call a function for each part of a tensor's row."""
     not_inlined()
-    whole = width // LANES * LANES
-    for c in range(0, whole, LANES):
+    lanes = lanes_of(tensor)
+    whole = width // lanes * lanes
+    for c in range(0, whole, lanes):
         part_of_row(arguments, c, None)
     if whole < width:
         part_of_row(arguments, whole, width - whole)
-
-
-@by_types
-def over_sums(part_of_row, arguments, width, tensor):
-    """As ``over_row``, where a part's sums are in registers: of float64 by eight lanes."""
-    if tensor.dtype != types.float64:
-        return lambda part_of_row, arguments, width, tensor: over_row(part_of_row, arguments, width)
-
-    def by_eights(part_of_row, arguments, width, tensor):
-        not_inlined()
-        whole = width // EIGHT * EIGHT
-        for c in range(0, whole, EIGHT):
-            part_of_row(arguments, c, True)
-        if whole < width:
-            part_of_row(arguments, whole, width - whole)
-
-    return by_eights

@@ -11,8 +11,6 @@ down the rows, in a lane of its own; then the elements of each channel are added
 
 from __future__ import annotations
 
-from numba import types
-
 from ...memory import LINE
 from . import block as B
 from .accumulate import BATCH, add_batch, add_chains, fold, gather_sums, put_in_batch, start_sums
@@ -24,7 +22,7 @@ from .elements import (
     prefetch_bytes_ahead,
     prefetch_inputs,
 )
-from .helpers import as_argument, by_types, helper
+from .helpers import as_argument, helper
 from .intrinsics import (
     address_of,
     as_int64,
@@ -33,10 +31,10 @@ from .intrinsics import (
     get,
     inlined,
     integers_at,
+    is_double,
     item_size,
     load,
     not_inlined,
-    pairs_buffer,
     put,
     real_buffer,
     reals_at,
@@ -46,21 +44,20 @@ from .intrinsics import (
 )
 from .lanes import (
     EIGHT,
-    HALF,
     LANES,
     as_loaded,
     double_lanes,
-    first_eight,
-    halves_added,
-    load_eight,
+    lanes_of,
     load_lanes,
+    put_chains,
     put_lanes,
-    splat,
+    splat_doubles,
     splat_like,
+    total_of,
     zero_lanes,
 )
 from .layout import FETCHED, PAGE, SHORT, SPAN
-from .parts import load_some, merge_some, over_row
+from .parts import over_row
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -71,7 +68,8 @@ from .vectors import next_group
 #: where the two chains and the lanes' halves are added. In dx they are 4: of the slope, x − μ, the
 #: addition and the subtraction, with which multiplications are fused. The rest is float64.
 CHAIN = 8
-BLOCK = CHAIN * 2 * LANES
+#: The chains of float64 that are added to one total; totals are then added to each other.
+CHAINS = 8
 #: Columns are summed, or written, a row of each quarter of a piece at a time. A processor foresees
 #: four ways through memory, though not four rows in turn. Coefficients are loaded once for four
 #: rows, and if these are added in registers, so are the sums of their elements. CHAIN such
@@ -115,113 +113,80 @@ def streams_lines(job, pointer, width, step):
 def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming):
     """The totals of the two sums of some rows."""
     inlined()
-    zero = zero_lanes(tensors[0], tensors[1])
-    totals = halves_added(zero), halves_added(zero)
+    zero, lanes = zero_lanes(tensors[1]), lanes_of(tensors[1])
+    block, none = CHAIN * 2 * lanes, total_of(zero, zero)
+    totals, older = (none, none), (none, none)
     a, b = (zero, zero), (zero, zero)
     # By how many additions a block, or a short row, extends a chain; and the chain's length.
-    longer = -(-smaller(count, BLOCK) // (2 * LANES))
-    chain = 0
+    longer = -(-smaller(count, block) // (2 * lanes))
+    chain, chains = 0, 0
     # All rows end alike, so that masks are made once.
-    whole = count // LANES * LANES
+    whole = count // lanes * lanes
     part = count - whole
     # One loop over the blocks of all rows; a short row is one block.
     here, start, left = tensors, 0, rows if count > 0 else 0
     while left > 0:
         if ahead != 0 and start == 0 and left > 1:  # no processor foresees the next image's row
-            for k in range(0, smaller(count, FETCHED), LANES):
+            for k in range(0, smaller(count, FETCHED), lanes):
                 prefetch_inputs(here, steps[0] + k, steps[1] + k)
         if chain + longer > CHAIN:
             totals = add_chains(totals, a, b)
             a, b = (zero, zero), (zero, zero)
-            chain = 0
-        end = smaller(whole, start + BLOCK)
+            chain, chains = 0, chains + 1
+            if is_double(tensors[1]) and chains % CHAINS == 0:
+                older = older[0] + totals[0], older[1] + totals[1]
+                totals = none, none
+        end = smaller(whole, start + block)
         if ahead > 1:
-            for k in range(start + FETCHED, smaller(whole, start + FETCHED + BLOCK), LANES):
+            for k in range(start + FETCHED, smaller(whole, start + FETCHED + block), lanes):
                 prefetch_inputs(here, k, k)
         k = start
-        while k + 2 * LANES <= end:
+        while k + 2 * lanes <= end:
             a = add_terms(operation, here, k, terms, a, None, streaming)
-            b = add_terms(operation, here, k + LANES, terms, b, None, streaming)
-            k += 2 * LANES
+            b = add_terms(operation, here, k + lanes, terms, b, None, streaming)
+            k += 2 * lanes
         if k < end:
             a = add_terms(operation, here, k, terms, a, None, streaming)
         chain += longer
-        start += BLOCK
+        start += block
         if start >= count:
             if part > 0:
                 b = add_terms(operation, here, whole, terms, b, part, False)
             here = advance(here, steps, 1)
             start = 0
             left -= 1
-    return add_chains(totals, a, b)
+    totals = add_chains(totals, a, b)
+    return older[0] + totals[0], older[1] + totals[1]
 
 
 @helper
 def exact_totals(operation, tensors, steps, rows, count, mean, terms):
     """The totals of the two sums of rows of fewer elements than lanes, with terms in float64."""
-    zero = zero_lanes(tensors[0], tensors[1])
-    first, second = halves_added(zero), halves_added(zero)
+    zero, about = splat_doubles(tensors[1], 0.0), splat_doubles(tensors[1], mean)
+    first, second = total_of(zero, zero), total_of(zero, zero)
     for r in range(rows):
         here = advance(tensors, steps, r)
-        d, value = exact_terms(operation, here, 0, splat(mean), terms, count)
-        first, second = first + halves_added(d), second + halves_added(value)
+        d, value = exact_terms(operation, here, 0, about, terms, count)
+        first, second = first + total_of(d, zero), second + total_of(value, zero)
     return first, second
 
 
 @helper
-def put_eights(batch, i, a, b):
-    """Put two chains of eight lanes into a batch."""
-    put_lanes(batch, i * HALF, a)
-    put_lanes(batch, i * HALF + EIGHT, b)
-
-
-@by_types
-def put_short_row(operation, tensors, run, terms, batch, i):
+def put_short_row(operation, tensors, run, terms, zeros, batch, i):
     """Sum a short row in the arithmetic's type alone, and put its lanes into a batch.
 
-    One chain comes after the other: registers may not hold the sums of two. Of float64 they hold
-    two of eight lanes; there x − mean is summed too, since the mean may be near the row's own.
+    One chain comes after the other: registers may not hold the sums of two.
     """
-
-    def in_lanes(operation, tensors, run, terms, batch, i):
-        inlined()
-        zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
-        a, b = (zero, zero), (zero, zero)
-        for k in range(0, whole, 2 * LANES):
-            a = add_terms(operation, tensors, k, terms, a, None, False)
-        for k in range(LANES, whole, 2 * LANES):
-            b = add_terms(operation, tensors, k, terms, b, None, False)
-        if whole < run:
-            b = add_terms(operation, tensors, whole, terms, b, run - whole, False)
-        put_lanes(batch[0], i * LANES, a[0] + b[0])
-        put_lanes(batch[1], i * LANES, a[1] + b[1])
-
-    def by_eights(operation, tensors, run, terms, batch, i):
-        inlined()
-        zero = zero_lanes(tensors[0], tensors[1])
-        eight = first_eight(terms[0]), first_eight(terms[1]), terms[2]
-        whole, rest, none = run // HALF * HALF, run // EIGHT * EIGHT, first_eight(zero)
-        a, b, x, mean = (none, none), (none, none), tensors[1], eight[0]
-        first, second = none, none
-        for k in range(0, whole, HALF):
-            a = add_terms(operation, tensors, k, eight, a, True, False)
-            b = add_terms(operation, tensors, k + EIGHT, eight, b, True, False)
-            first = first + (load_eight(x, k) - mean)
-            second = second + (load_eight(x, k + EIGHT) - mean)
-        if whole < rest:
-            a = add_terms(operation, tensors, whole, eight, a, True, False)
-            first = first + (load_eight(x, whole) - mean)
-        if rest < run:
-            n = run - rest
-            c = add_terms(operation, tensors, rest, terms, (zero, zero), n, False)
-            d = merge_some(x, load_some(x, rest, n) - terms[0], zero, n)
-            b = b[0] + halves_added(halves_added(c[0])), b[1] + halves_added(halves_added(c[1]))
-            second = second + halves_added(halves_added(d))
-        put_eights(batch[0], i, a[0], b[0])
-        put_eights(batch[1], i, a[1], b[1])
-        put_eights(batch[2], i, first, second)
-
-    return by_eights if tensors[0].dtype == types.float64 else in_lanes
+    inlined()
+    lanes = lanes_of(tensors[1])
+    a, b, whole = zeros, zeros, run // lanes * lanes
+    for k in range(0, whole, 2 * lanes):
+        a = add_terms(operation, tensors, k, terms, a, None, False)
+    for k in range(lanes, whole, 2 * lanes):
+        b = add_terms(operation, tensors, k, terms, b, None, False)
+    if whole < run:
+        b = add_terms(operation, tensors, whole, terms, b, run - whole, False)
+    put_chains(batch, i, a, b)
 
 
 @helper
@@ -233,26 +198,24 @@ def reduce_rows(operation, dy, x, dx, job):
     """
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD)
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
-    weight = reals_at(get(job, B.J_WEIGHT), dy, x)
+    weight = reals_at(get(job, B.J_WEIGHT), x)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(block_of(job), B.PER_GROUP)
     streaming = streams_lines(job, dx, run, steps[2] | apart[2])
     batch = double_buffer(BATCH), double_buffer(BATCH)
-    of_short_rows = (
-        real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x), real_buffer(BATCH, dy, x)
-    )  # fmt: skip
-    is_exact = rows * run < LANES
-    is_short = rows == 1 and LANES <= run <= SHORT
+    of_short_rows, zero = (real_buffer(BATCH, x), real_buffer(BATCH, x)), zero_lanes(x)
+    is_exact = rows * run < lanes_of(x)
+    is_short = rows == 1 and lanes_of(x) <= run <= SHORT
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
         for i in range(n):
             channel = first + start + i
             mean, gain = get(means, group), get(gains, channel)
-            terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
+            terms = splat_like(x, mean), splat_like(x, gain), weight
             here = advance((dy, x, dx), apart, start + i)
             if is_short:
-                put_short_row(operation, here, run, terms, of_short_rows, i)
+                put_short_row(operation, here, run, terms, (zero, zero), of_short_rows, i)
             else:
                 if is_exact:
                     totals = exact_totals(operation, here, steps, rows, run, mean, terms)
@@ -277,7 +240,7 @@ def add_rows(arguments, c, part):
     """
     operation, tensors, steps, rows, terms, chain, sums, ahead, is_full, streaming = arguments
     mean_and_gain = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
-    zero = zero_lanes(tensors[0], tensors[1])
+    zero = zero_lanes(tensors[1])
     if ahead:
         prefetch_bytes_ahead(tensors, PAGE, c)
     rows_sums = add_terms(operation, tensors, c, mean_and_gain, None, part, streaming)
@@ -286,7 +249,7 @@ def add_rows(arguments, c, part):
         if ahead:
             prefetch_bytes_ahead(tensors, PAGE, c)
         rows_sums = add_terms(operation, tensors, c, mean_and_gain, rows_sums, part, streaming)
-    first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
+    first, second = shift(chain, 2 * c), shift(chain, 2 * c + lanes_of(chain))
     dy, products = load_lanes(first, 0) + rows_sums[0], load_lanes(second, 0) + rows_sums[1]
     if is_full:
         fold(sums[0], c, dy)
@@ -332,13 +295,13 @@ def fill_row(job, field, per, dy, row):
         while c < channels:
             # Lanes beyond a group's elements are overwritten by the next group's.
             n = smaller(left, channels - c)
-            value = splat_like(row, row, get(values, group))
-            for i in range(0, n * run, LANES):
+            value = splat_like(row, get(values, group))
+            for i in range(0, n * run, lanes_of(row)):
                 put_lanes(row, c * run + i, value)
             c, group, left = c + n, group + 1, per
     for i in range(width, width * repeat):
         put(row, i, get(row, i - width))
-    for i in range(0, width * repeat, LANES):
+    for i in range(0, width * repeat, lanes_of(row)):
         put_lanes(row, i, as_loaded(dy, load_lanes(row, i)))
 
 
@@ -352,23 +315,23 @@ def quarters(rows, steps):
 @helper
 def add_quarters(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
     """Add rows to the sums of their elements, a row of each quarter at a time."""
-    dy, x, _ = tensors
-    chain, zero = real_buffer(BUFFER_OF_TWO, dy, x), zero_lanes(dy, x)
-    for c in range(0, width, LANES):
+    x = tensors[1]
+    chain, zero, lanes = real_buffer(BUFFER_OF_TWO, x), zero_lanes(x), lanes_of(x)
+    for c in range(0, width, lanes):
         put_lanes(chain, 2 * c, zero)
-        put_lanes(chain, 2 * c + LANES, zero)
+        put_lanes(chain, 2 * c + lanes, zero)
     quarter, far = quarters(rows, steps)
     for r in range(quarter):
         is_full, here = (r + 1) % CHAIN == 0 or r + 1 == quarter, advance(tensors, steps, r)
         arguments = (
             operation, here, far, QUARTERS, terms, chain, columns, ahead, is_full, streaming
         )  # fmt: skip
-        over_row(add_rows, arguments, width)
+        over_row(add_rows, arguments, x, width)
     left = rows - QUARTERS * quarter
     if left > 0:
         here = advance(tensors, steps, QUARTERS * quarter)
         arguments = operation, here, steps, left, terms, chain, columns, ahead, True, streaming
-        over_row(add_rows, arguments, width)
+        over_row(add_rows, arguments, x, width)
 
 
 @helper
@@ -377,20 +340,20 @@ def reduce_columns(operation, dy, x, dx, job):
     first, channels, run, repeat = shape_of(job)
     count, steps = get(job, B.J_ROWS), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
-    terms = real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)
-    columns = pairs_buffer(BUFFER)
+    terms = real_buffer(BUFFER, x), real_buffer(BUFFER, x)
+    columns = double_buffer(BUFFER), double_buffer(BUFFER)
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), dy, terms[0])
     if coefficient_count(operation) > 0:
         fill_row(job, B.J_GAIN, as_int64(1), dy, terms[1])
     width = channels * run * repeat
     ahead = get(job, B.J_AHEAD) != 0
     streaming = streams_lines(job, dx, width, apart[2])
-    start_sums(columns, width)
+    start_sums(columns, width, dy)
     rows = count // repeat if count >= FEW_ROWS * repeat else 0
     if rows > 0:
         add_quarters(operation, (dy, x, dx), apart, rows, terms, columns, width, ahead, streaming)
     for i in range(rows * repeat, count, repeat):
         # One row, or the rest of one.
         here, m = advance((dy, x, dx), steps, i), smaller(repeat, count - i)
-        over_row(add_exact_row, (operation, here, terms, columns), channels * run * m)
+        over_row(add_exact_row, (operation, here, terms, columns), x, channels * run * m)
     gather_sums(columns, first, channels, run, repeat, dy, sums_of(job))

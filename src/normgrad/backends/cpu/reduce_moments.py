@@ -1,10 +1,13 @@
 """Kernels that sum x − mean and (x − mean)² of each channel, in the two ways of statistics.
 
 Half types' moments are taken in float32 about a *pilot*, a number near the mean; those of float32
-and float64 in float64, about the mean that a job has. The patterns are those of :mod:`.reduce`.
+and float64 in float64, about the mean that a job has: of rows of float64 as the sums of two tensors
+are. The patterns are those of :mod:`.reduce`.
 """
 
 from __future__ import annotations
+
+from numba import types
 
 from . import block as B
 from .accumulate import (
@@ -35,7 +38,6 @@ from .intrinsics import (
     is_double,
     larger,
     not_inlined,
-    pairs_buffer,
     put,
     real_buffer,
     shift,
@@ -46,23 +48,25 @@ from .lanes import (
     LANES,
     double_lanes,
     fused,
+    lanes_of,
+    load_doubles,
     load_lanes,
     prefetch_lanes,
     put_lanes,
     real_lanes,
-    splat,
+    splat_doubles,
     splat_like,
     sum_of_lanes,
     zero_lanes,
 )
-from .layout import FETCHED
+from .layout import FETCHED, LONGEST_DOUBLE, SHORT
 from .parts import load_part, load_some, over_row
 from .reduce import (
-    BLOCK,
     BUFFER,
     add_quarters,
     block_of,
     fill_row,
+    put_short_row,
     shape_of,
     sums_of,
     totals_of_rows,
@@ -75,12 +79,9 @@ from .vectors import next_group
 
 #: The most elements of layer norm's rows of half types whose moments take less time in float64.
 SHORT_HALF = 1 << 7
-#: The longest chain of moments in float64, in elements, by whether the data are float64: a lane
-#: then has 16 additions. The roundings of float32 data's chains are far below float32's.
-SINGLE_CHAIN, DOUBLE_CHAIN = 32 * BLOCK, BLOCK
-#: The most elements of float64 data in a group's channels that are taken as one row, whose chains
-#: are added one after the other.
-DOUBLE_ROW = 8 * DOUBLE_CHAIN
+#: The longest chain of moments in float64 of other data, in elements, and how many of them are
+#: prefetched at a time. The chains' roundings are far below float32's.
+SINGLE_CHAIN, BLOCK = 1 << 14, 1 << 9
 #: Exact moments of columns take a row of each eighth of a piece at a time, as the sums of two
 #: tensors take a row of each quarter (see :data:`.reduce.QUARTERS`).
 EIGHTHS = 8
@@ -93,7 +94,7 @@ def put_about_pilot(operation, x, job, per, pilot, batch, i):
     """Take the moments of the rows of ``per`` channels about a pilot, and put them into a batch."""
     not_inlined()
     step, rows, run = get(job, B.J_ROW_STEPS + 1), get(job, B.J_ROWS), per * get(job, B.J_RUN)
-    terms, ahead = (splat_like(x, x, pilot), zero_lanes(x, x), x), get(job, B.J_AHEAD)
+    terms, ahead = (splat_like(x, pilot), zero_lanes(x), x), get(job, B.J_AHEAD)
     steps = step, step, step
     totals = totals_of_rows(operation, (x, x, x), steps, rows, run, terms, ahead, False)
     put_in_batch(batch, i, totals)
@@ -170,7 +171,7 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
     batch = double_buffer(BATCH), double_buffer(BATCH)
     whole = width // LANES * LANES
     for i in range(count):
-        about, moments = split_lanes(splat(get(means, i))), start_moments()
+        about, moments = split_lanes(splat_doubles(x, get(means, i))), start_moments(x)
         for r in range(rows):
             row = shift(x, r * step)
             for start in range(0, whole, BLOCK):
@@ -189,25 +190,51 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
 
 @helper
 def exact_moments(x, job, c, count, per):
-    """Add the moments of up to eight channels, or groups of ``per`` channels, in float64."""
+    """Add the moments of up to eight channels, or groups of ``per`` channels, in float64 lanes."""
     means, sums, ahead = double_buffer(EIGHT), sums_of(job), get(job, B.J_AHEAD)
     step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
     rows, run = get(job, B.J_ROWS), per * get(job, B.J_RUN)
-    chain = DOUBLE_CHAIN if is_double(x) else SINGLE_CHAIN
     # The end of a row takes an addition too.
-    height = larger(1, chain // (-(-run // LANES) * LANES))
+    height = larger(1, SINGLE_CHAIN // (-(-run // LANES) * LANES))
     means_of_channels(job, c, count, per, means)
     # A channel of several chains is read from end to end before the next.
-    at_once = count if rows <= height and run <= chain else 1
+    at_once = count if rows <= height and run <= SINGLE_CHAIN else 1
     for i in range(0, count, at_once):
         mean, channel = shift(means, i), c + i * per
         for r in range(0, rows, height):
             n = smaller(height, rows - r)
-            for start in range(0, run, chain):
-                width, here = smaller(chain, run - start), shift(x, i * apart + r * step + start)
+            for start in range(0, run, SINGLE_CHAIN):
+                width = smaller(SINGLE_CHAIN, run - start)
+                here = shift(x, i * apart + r * step + start)
                 add_chains_of_moments(
                     here, step, n, width, apart, at_once, mean, ahead, sums, channel, per
                 )
+
+
+@helper
+def put_about(operation, x, apart, count, step, rows, run, means, ahead, batch):
+    """Put the moments of up to eight channels of float64 about their means into a batch."""
+    not_inlined()
+    for i in range(count):
+        row, mean = shift(x, i * apart), splat_like(x, get(means, i))
+        tensors, terms, zero = (row, row, row), (mean, mean, x), zero_lanes(x)
+        if rows == 1 and run <= SHORT:
+            put_short_row(operation, tensors, run, terms, (zero, zero), batch, i)
+        else:
+            steps = step, step, step
+            totals = totals_of_rows(operation, tensors, steps, rows, run, terms, ahead, False)
+            put_in_batch(batch, i, totals)
+
+
+@helper
+def moments_of_doubles(operation, x, job, c, count, per):
+    """Add the moments of up to eight channels of float64, or groups of ``per`` channels."""
+    means, batch = double_buffer(EIGHT), (double_buffer(BATCH), double_buffer(BATCH))
+    step, apart = get(job, B.J_ROW_STEPS + 1), per * get(job, B.J_CHANNEL_STEPS + 1)
+    rows, run, ahead = get(job, B.J_ROWS), per * get(job, B.J_RUN), get(job, B.J_AHEAD)
+    means_of_channels(job, c, count, per, means)
+    put_about(operation, x, apart, count, step, rows, run, means, ahead, batch)
+    add_batch(batch, count, sums_of(job), c, per)
 
 
 @by_types
@@ -226,6 +253,10 @@ def moments_of_eight(operation, x, job, c, count, per):
         else:
             moments_about_pilots(operation, x, job, c, count, per)
 
+    if x.dtype == types.float64:
+        return lambda operation, x, job, c, count, per: moments_of_doubles(
+            operation, x, job, c, count, per
+        )
     if operation.operation == EXACT or not isinstance(x.dtype, HalfStorage):
         return in_float64
     return by_length if operation.along else in_float32
@@ -242,7 +273,7 @@ def moments_of_channels(operation, x, job, c, end):
     apart, group = get(job, B.J_CHANNEL_STEPS + 1), get(block_of(job), B.PER_GROUP)
     adjacent = get(job, B.J_ROWS) == 1 and apart == get(job, B.J_RUN)
     whole = adjacent and c % group == 0 and end % group == 0
-    per = group if whole and (group * apart <= DOUBLE_ROW or not is_double(x)) else 1
+    per = group if whole and (group * apart <= LONGEST_DOUBLE or not is_double(x)) else 1
     for first in range(c, end, EIGHT * per):
         count = smaller(EIGHT, (end - first) // per)
         moments_of_eight(operation, shift(x, (first - c) * apart), job, first, count, per)
@@ -262,17 +293,19 @@ def find_pilots(arguments, c, part):
     Elements are divided before they are added: two large ones' sum would be infinite in float32.
     """
     x, step, rows, pilots = arguments
-    mean, one = zero_lanes(x, x), splat_like(x, x, 1.0 / rows)
+    mean, one = zero_lanes(x), splat_like(x, 1.0 / rows)
     for r in range(rows):
         mean = fused(load_part(x, r * step + c, part), one, mean)
     put_lanes(pilots, c, real_lanes(x, nearest_element(x, double_lanes(mean))))
 
 
 @helper
-def move_columns(sums, c, n, away):
+def move_columns(pilots, sums, c, n, away):
     """Move the moments of n rows about a pilot to one that is smaller by ``away``."""
     totals, squares = sums
-    total, square = move_moments(load_lanes(totals, c), load_lanes(squares, c), n, away)
+    total, square = move_moments(
+        load_doubles(pilots, totals, c), load_doubles(pilots, squares, c), n, away
+    )
     put_lanes(totals, c, total)
     put_lanes(squares, c, square)
 
@@ -280,12 +313,12 @@ def move_columns(sums, c, n, away):
 @helper
 def renew_pilots(x, sums, pilots, rows, width):
     """Move the moments of some rows to these rows' means, as elements could be."""
-    n, one = splat(double(rows)), splat(1.0 / rows)
-    for c in range(0, width, LANES):
+    n, one = splat_doubles(x, double(rows)), splat_doubles(x, 1.0 / rows)
+    for c in range(0, width, lanes_of(x)):
         old = double_lanes(load_lanes(pilots, c))
-        new = nearest_element(x, old + load_lanes(sums[0], c) * one)
+        new = nearest_element(x, old + load_doubles(x, sums[0], c) * one)
         put_lanes(pilots, c, real_lanes(x, new))
-        move_columns(sums, c, n, old - new)
+        move_columns(pilots, sums, c, n, old - new)
 
 
 @helper
@@ -296,9 +329,9 @@ def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
     about the means of all before, so that the squares' sum is at most twice that about the final
     mean.
     """
-    pilots, row = real_buffer(BUFFER, x, x), as_int64(0)
+    pilots, row = real_buffer(BUFFER, x), as_int64(0)
     first = smaller(FIRST_ROWS, rows)
-    over_row(find_pilots, (x, step, first, pilots), width)
+    over_row(find_pilots, (x, step, first, pilots), x, width)
     while row < rows:
         if row > 0:
             renew_pilots(x, sums, pilots, row, width)
@@ -306,17 +339,17 @@ def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
         tensors, steps, terms = (here, here, here), (step, step, step), (pilots, pilots)
         add_quarters(operation, tensors, steps, count, terms, sums, width, ahead, False)
         row += count
-    n = splat(double(rows))
-    for c in range(0, width, LANES):
+    n = splat_doubles(x, double(rows))
+    for c in range(0, width, lanes_of(x)):
         away = double_lanes(load_lanes(pilots, c)) - double_lanes(load_lanes(means, c))
-        move_columns(sums, c, n, away)
+        move_columns(pilots, sums, c, n, away)
 
 
 @as_argument
 def add_exact_rows(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
     x, step, rows, means, sums = arguments
-    moments, about = start_moments(), split_lanes(double_lanes(load_lanes(means, c)))
+    moments, about = start_moments(x), split_lanes(double_lanes(load_lanes(means, c)))
     for r in range(rows):
         moments = add_part(x, r * step + c, about, moments, part)
     fold(sums[0], c, join_pieces(moments[0]))
@@ -329,11 +362,11 @@ def add_exactly(x, step, rows, means, sums, width):
     eighth = rows // EIGHTHS
     for r in range(eighth):
         here = shift(x, r * step)
-        over_row(add_exact_rows, (here, eighth * step, EIGHTHS, means, sums), width)
+        over_row(add_exact_rows, (here, eighth * step, EIGHTHS, means, sums), x, width)
     left = rows - EIGHTHS * eighth
     if left > 0:
         here = shift(x, EIGHTHS * eighth * step)
-        over_row(add_exact_rows, (here, step, left, means, sums), width)
+        over_row(add_exact_rows, (here, step, left, means, sums), x, width)
 
 
 @by_types
@@ -353,11 +386,11 @@ def moments_of_columns(operation, dy, x, dx, job):
     """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums."""
     first, channels, run, repeat = shape_of(job)
     count, step = get(job, B.J_ROWS), get(job, B.J_ROW_STEPS + 1)
-    means = real_buffer(BUFFER, dy, x)
-    columns = pairs_buffer(BUFFER)
+    means = real_buffer(BUFFER, x)
+    columns = double_buffer(BUFFER), double_buffer(BUFFER)
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), x, means)
     width = channels * run * repeat
-    start_sums(columns, width)
+    start_sums(columns, width, x)
     rows, ahead = count // repeat, get(job, B.J_AHEAD) != 0
     add_moments(operation, x, repeat * step, rows, means, columns, width, ahead)
     if rows * repeat < count:  # the rest of a row

@@ -2,9 +2,8 @@
 
 Coefficients are float64, rounded to the arithmetic's type at the end.
 
-Of rows that have fewer elements than a vector has lanes, some at a time are transposed into tiles,
-in which each row is a lane. So no row's sum waits for its own elements, and coefficients are loaded
-once for all of these rows.
+Of very short rows some at a time are transposed into tiles, in which each row is a lane. So no
+row's sum waits for its own elements, and coefficients are loaded once for all of these rows.
 """
 
 from __future__ import annotations
@@ -16,18 +15,16 @@ from numba import types
 from . import block as B
 from .accumulate import BATCH, add_columns, fold, nearest_element, start_sums
 from .coefficients import holds, keep_precision, normal_numbers, shifted
-from .elements import advance, linear_form, prefetch_bytes_ahead
+from .elements import advance, deviations_alone, linear_form, prefetch_bytes_ahead
 from .helpers import by_types, helper
 from .intrinsics import (
     bits_to_double,
-    double,
     double_buffer,
     doubles_at,
     get,
     is_double,
     load,
     not_inlined,
-    pairs_buffer,
     put,
     real_buffer,
     reals_at,
@@ -36,23 +33,20 @@ from .intrinsics import (
 )
 from .lanes import (
     EIGHT,
-    HALF,
     LANES,
     double_lanes,
-    halves_added,
-    load_eight,
+    lanes_of,
     load_lanes,
     put_lanes,
-    real_lanes,
     splat,
-    splat_eight,
+    splat_doubles,
     sums_of_eight,
     zero_lanes,
 )
-from .layout import SHORT
 from .moves import transpose
-from .parts import fit, load_part, load_some, merge_some, store_part
+from .parts import load_part, store_part
 from .reduce import block_of, sums_of, three
+from .reduce_moments import put_about
 from .vectors import as_arithmetic, canonical
 from .write import parameters_along
 
@@ -68,7 +62,7 @@ DISTANCE = 1 << 13
 #: its factor 1/std, one of what corrects for h, and one of their fused product and sum; the chain's
 #: 11 additions and the result's rounding are within the bound of 16.
 ROW_CHAIN = 11
-#: The elements of a tile, which has LANES rows of fewer elements than lanes.
+#: The elements of a tile, which has LANES rows of fewer elements.
 TILE = LANES * LANES
 
 
@@ -128,20 +122,17 @@ def round_statistics(job, row, rows, coefficients):
 
 
 @helper
-def row_coefficients(coefficients, r, part):
+def row_coefficients(coefficients, r):
     """A row's coefficients in lanes: gain, shift, mean, slope, scale, 1/std and rest.
 
     The rest is what to add to (x − mean)/std, since the mean is rounded.
     """
     return (
-        fit(splat(get(coefficients, GAIN + r)), part),
-        fit(splat(get(coefficients, SHIFT + r)), part),
-        fit(splat(get(coefficients, MEAN + r)), part),
-        fit(splat(get(coefficients, SLOPE + r)), part),
-        fit(splat(get(coefficients, SCALE + r)), part),
-        fit(splat(get(coefficients, INVSTD + r)), part),
-        fit(splat(get(coefficients, REST + r)), part),
-    )
+        splat(get(coefficients, GAIN + r)), splat(get(coefficients, SHIFT + r)),
+        splat(get(coefficients, MEAN + r)), splat(get(coefficients, SLOPE + r)),
+        splat(get(coefficients, SCALE + r)), splat(get(coefficients, INVSTD + r)),
+        splat(get(coefficients, REST + r)),
+    )  # fmt: skip
 
 
 @helper
@@ -175,7 +166,7 @@ def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, str
 
 @helper
 def choose_pilots(job, x, step, run, first, rows):
-    """Choose what the moments of up to eight rows are about: their first elements (see prepare).
+    """Choose what the moments of some rows are about: their first elements (see prepare).
 
     Moments of float64 data are about the mean, since others have not the precision to spare.
     """
@@ -197,31 +188,14 @@ def choose_pilots(job, x, step, run, first, rows):
 
 @by_types
 def sum_deviations(x, step, run, pilots, rows, totals):
-    """Add up what up to eight rows of float64 exceed their pilots by, in chains of 16 additions."""
+    """Add up what some rows of float64 exceed their pilots by, in eights; of others, nothing."""
 
     def of_doubles(x, step, run, pilots, rows, totals):
-        not_inlined()
-        batch, none = double_buffer(BATCH), splat_eight(0.0)
-        whole = run // HALF * HALF
-        for r in range(rows):
-            about, row = splat_eight(get(pilots, r)), shift(x, r * step)
-            first, second = none, none
-            for start in range(0, whole, SHORT):
-                a, b = none, none
-                for k in range(start, smaller(whole, start + SHORT), HALF):
-                    a = a + (load_eight(row, k) - about)
-                    b = b + (load_eight(row, k + EIGHT) - about)
-                first, second = first + a, second + b
-            if whole + EIGHT <= run:
-                first = first + (load_eight(row, whole) - about)
-            rest = run // EIGHT * EIGHT
-            if rest < run:
-                d = load_some(row, rest, run - rest) - splat(get(pilots, r))
-                d = merge_some(row, d, splat(0.0), run - rest)
-                second = second + halves_added(halves_added(d))
-            put_lanes(batch, r * HALF, first)
-            put_lanes(batch, r * HALF + EIGHT, second)
-        put_lanes(totals, 0, sums_of_eight(batch))
+        batch = double_buffer(BATCH), double_buffer(BATCH)
+        for i in range(0, rows, EIGHT):
+            count, here, about = smaller(EIGHT, rows - i), shift(x, i * step), shift(pilots, i)
+            put_about(deviations_alone(), here, step, count, 0, 1, run, about, 0, batch)
+            put_lanes(shift(totals, i), 0, sums_of_eight(batch[0]))
 
     if x.dtype == types.float64:
         return of_doubles
@@ -265,27 +239,30 @@ def compute_statistics(job, first, rows, means, invstds, rests):
 def load_tile(tensor, step, run, rows, tile):
     """Transpose some rows into a tile; lanes without a row are zero."""
     if rows < LANES:
-        for j in range(run):
-            put_lanes(tile, j * LANES, zero_lanes(tile, tile))
+        for at in range(0, run * LANES, lanes_of(tile)):
+            put_lanes(tile, at, zero_lanes(tile))
     transpose(tensor, step, tile, LANES, run, rows)
 
 
 @helper
-def sum_tile(tiles, run, mean, weights, sums):
+def sum_tile(tiles, run, means, weights, sums):
     """Find the two sums of a tile's rows in float64, since the rounding of each term would show."""
-    total, projection = splat(0.0), splat(0.0)
-    for j in range(run):
-        d = double_lanes(load_lanes(tiles[0], j * LANES)) * splat(double(get(weights, j)))
-        total = total + d
-        projection = projection + d * (double_lanes(load_lanes(tiles[1], j * LANES)) - mean)
-    put_lanes(sums[0], 0, total)
-    put_lanes(sums[1], 0, projection)
+    for r in range(0, LANES, lanes_of(tiles[0])):
+        total, mean = splat_doubles(tiles[0], 0.0), double_lanes(load_lanes(means, r))
+        projection = total
+        for at in range(0, run * LANES, LANES):
+            weight = double_lanes(splat(get(weights, at // LANES)))
+            d = double_lanes(load_lanes(tiles[0], at + r)) * weight
+            total = total + d
+            projection = projection + d * (double_lanes(load_lanes(tiles[1], at + r)) - mean)
+        put_lanes(sums[0], r, total)
+        put_lanes(sums[1], r, projection)
 
 
 @helper
 def sum_of_tile(tile, run, pilot):
-    """The sum of what each row's elements in a tile exceed the pilot by."""
-    total = splat(0.0)
+    """The sum of what the elements of a vector of rows in a tile exceed the pilot by."""
+    total = splat_doubles(tile, 0.0)
     for j in range(run):
         total = total + (double_lanes(load_lanes(tile, j * LANES)) - pilot)
     return total
@@ -293,10 +270,11 @@ def sum_of_tile(tile, run, pilot):
 
 @helper
 def pilot_of_tile(tile, run):
-    """The first elements of a tile's rows; or their means, of float64 data (see choose_pilots)."""
-    pilot = nearest_element(tile, double_lanes(load_lanes(tile, 0)))
+    """The first elements of a vector of rows; or their means, of float64 (see choose_pilots)."""
+    pilot, one = double_lanes(load_lanes(tile, 0)), splat_doubles(tile, 1.0 / run)
+    pilot = nearest_element(tile, pilot)
     if is_double(tile):
-        pilot = nearest_element(tile, pilot + sum_of_tile(tile, run, pilot) * splat(1.0 / run))
+        pilot = nearest_element(tile, pilot + sum_of_tile(tile, run, pilot) * one)
     return pilot
 
 
@@ -304,9 +282,11 @@ def pilot_of_tile(tile, run):
 def find_means_of_tile(job, tile, run, first, rows):
     """Find the means of a tile's rows of float64 data, and their rounding errors."""
     pilots, changes = double_buffer(LANES), double_buffer(LANES)
-    pilot = pilot_of_tile(tile, run)
-    put_lanes(pilots, 0, pilot)
-    put_lanes(changes, 0, sum_of_tile(tile, run, pilot))
+    for r in range(0, LANES, lanes_of(tile)):
+        here = shift(tile, r)
+        pilot = pilot_of_tile(here, run)
+        put_lanes(pilots, r, pilot)
+        put_lanes(changes, r, sum_of_tile(here, run, pilot))
     means = statistics_from(job, first)[0]
     for r in range(rows):
         put(means, r, get(pilots, r))
@@ -315,102 +295,106 @@ def find_means_of_tile(job, tile, run, first, rows):
 
 @helper
 def gradients_in_tiles(operation, dy, x, dx, job):
-    """The gradients of rows that are shorter than the lanes."""
+    """The gradients of very short rows."""
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    weights, first = reals_at(get(job, B.J_WEIGHT), dy, x), get(job, B.J_CHANNEL)
+    weights, first = reals_at(get(job, B.J_WEIGHT), x), get(job, B.J_CHANNEL)
     writes = get(job, B.J_WRITES) != 0
     finds_means = get(block_of(job), B.MISSING_MEAN) != 0
     prefetches = get(job, B.J_AHEAD) != 0 and steps[0] == run and steps[1] == run
-    tiles = real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)
-    chain, zero = (real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)), zero_lanes(dy, x)
-    columns = pairs_buffer(TILE)
-    coefficients = real_buffer(COEFFICIENTS, dy, x)
+    tiles = real_buffer(TILE, x), real_buffer(TILE, x)
+    chain, zero = (real_buffer(TILE, x), real_buffer(TILE, x)), zero_lanes(x)
+    lanes = lanes_of(x)
+    columns = double_buffer(TILE), double_buffer(TILE)
+    coefficients = real_buffer(COEFFICIENTS, x)
     sums = double_buffer(LANES), double_buffer(LANES)
-    for at in range(0, run * LANES, LANES):
+    for at in range(0, run * LANES, lanes):
         put_lanes(chain[0], at, zero)
         put_lanes(chain[1], at, zero)
-    start_sums(columns, run * LANES)
+    start_sums(columns, run * LANES, dy)
     for start in range(0, count, LANES):
         rows, here = smaller(LANES, count - start), advance((dy, x, dx), steps, start)
         if prefetches:
-            for k in range(0, LANES * run, LANES):
+            for k in range(0, run * LANES, lanes):
                 prefetch_bytes_ahead(here, DISTANCE, k)
         load_tile(here[0], steps[0], run, rows, tiles[0])
         load_tile(here[1], steps[1], run, rows, tiles[1])
         if rows < LANES:
-            for field in range(0, COEFFICIENTS, LANES):
+            for field in range(0, COEFFICIENTS, lanes):
                 put_lanes(coefficients, field, zero)
         if is_double(x) and finds_means:
             find_means_of_tile(job, tiles[1], run, first + start, rows)
         round_statistics(job, first + start, rows, coefficients)
         if writes:
-            sum_tile(tiles, run, double_lanes(load_lanes(coefficients, MEAN)), weights, sums)
+            sum_tile(tiles, run, shift(coefficients, MEAN), weights, sums)
             compute_coefficients(job, first + start, rows, sums, coefficients)
-        of_rows = (
-            load_lanes(coefficients, GAIN), load_lanes(coefficients, SHIFT),
-            load_lanes(coefficients, MEAN), load_lanes(coefficients, SLOPE),
-            load_lanes(coefficients, SCALE), load_lanes(coefficients, INVSTD),
-            load_lanes(coefficients, REST),
-        )  # fmt: skip
-        tensors = tiles[0], tiles[1], tiles[0]
         is_full = (start // LANES + 1) % ROW_CHAIN == 0 or start + LANES >= count
-        for j in range(run):
-            at, weight = j * LANES, splat(get(weights, j))
-            lanes = load_lanes(chain[0], at), load_lanes(chain[1], at)
-            a, b = add_and_write(
-                operation, tensors, at, weight, of_rows, lanes, None, writes, False
-            )
-            if is_full:
-                fold(columns[0], at, a)
-                fold(columns[1], at, b)
-                a, b = zero, zero
-            put_lanes(chain[0], at, a)
-            put_lanes(chain[1], at, b)
+        for r in range(0, LANES, lanes):
+            vector, tensors = shift(coefficients, r), (tiles[0], tiles[1], tiles[0])
+            of_rows = (
+                load_lanes(vector, GAIN), load_lanes(vector, SHIFT), load_lanes(vector, MEAN),
+                load_lanes(vector, SLOPE), load_lanes(vector, SCALE), load_lanes(vector, INVSTD),
+                load_lanes(vector, REST),
+            )  # fmt: skip
+            for j in range(run):
+                at, weight = j * LANES + r, splat(get(weights, j))
+                sums_here = load_lanes(chain[0], at), load_lanes(chain[1], at)
+                a, b = add_and_write(
+                    operation, tensors, at, weight, of_rows, sums_here, None, writes, False
+                )
+                if is_full:
+                    fold(columns[0], at, a)
+                    fold(columns[1], at, b)
+                    a, b = zero, zero
+                put_lanes(chain[0], at, a)
+                put_lanes(chain[1], at, b)
         if writes:
             transpose(tiles[0], LANES, here[2], steps[2], rows, run)
     if get(job, B.J_ADDS) != 0:
         totals, at = sums_of(job), get(job, B.J_FIRST)
-        add_columns(dy, columns[0], run, LANES, 1, totals[0], at)
-        add_columns(dy, columns[1], run, LANES, 1, totals[1], at)
+        add_columns(columns[0], run, LANES, 1, totals[0], at)
+        add_columns(columns[1], run, LANES, 1, totals[1], at)
 
 
 @helper
 def forward_in_tiles(operation, dy, x, dx, job):
-    """Normalise rows that are shorter than the lanes; their moments stay in the workspace."""
+    """Normalise very short rows; their moments stay in the workspace."""
     not_inlined()
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
-    steps, along = three(job, B.J_CHANNEL_STEPS), parameters_along(x, x, job)
+    steps, along = three(job, B.J_CHANNEL_STEPS), parameters_along(x, job)
     pilots, sums = doubles_at(get(job, B.J_MEAN)), sums_of(job)
-    tile, centred = real_buffer(TILE, x, x), get(block_of(job), B.CENTRED) != 0
-    means, invstds, rests = double_buffer(LANES), double_buffer(LANES), double_buffer(LANES)
+    tile, centred = real_buffer(TILE, x), get(block_of(job), B.CENTRED) != 0
+    means, invstds = real_buffer(LANES, x), real_buffer(LANES, x)
+    rests, zero = real_buffer(LANES, x), zero_lanes(x)
     about, totals, squares = double_buffer(LANES), double_buffer(LANES), double_buffer(LANES)
-    none = splat(0.0)
-    put_lanes(means, 0, none)
-    put_lanes(invstds, 0, none)
-    put_lanes(rests, 0, none)
+    none, lanes = splat_doubles(x, 0.0), lanes_of(x)
+    for r in range(0, LANES, lanes):
+        put_lanes(means, r, zero)
+        put_lanes(invstds, r, zero)
+        put_lanes(rests, r, zero)
     for start in range(0, count, LANES):
         c, rows = first + start, smaller(LANES, count - start)
         tensors = advance((dy, x, dx), steps, start)
         load_tile(tensors[1], steps[1], run, rows, tile)
-        pilot = pilot_of_tile(tile, run) if centred else none
-        total, square = none, none
-        for j in range(run):
-            d = double_lanes(load_lanes(tile, j * LANES)) - pilot
-            total, square = total + d, square + d * d
-        put_lanes(about, 0, pilot)
-        put_lanes(totals, 0, total)
-        put_lanes(squares, 0, square)
+        for r in range(0, LANES, lanes):
+            pilot = pilot_of_tile(shift(tile, r), run) if centred else none
+            total, square = none, none
+            for j in range(run):
+                d = double_lanes(load_lanes(tile, j * LANES + r)) - pilot
+                total, square = total + d, square + d * d
+            put_lanes(about, r, pilot)
+            put_lanes(totals, r, total)
+            put_lanes(squares, r, square)
         for r in range(rows):
             put(pilots, c + r, get(about, r))
             put(sums[0], c + r, get(totals, r))
             put(sums[1], c + r, get(squares, r))
         compute_statistics(job, c, rows, means, invstds, rests)
-        gain, mean = real_lanes(x, load_lanes(invstds, 0)), real_lanes(x, load_lanes(means, 0))
-        rest = real_lanes(x, load_lanes(rests, 0))
-        for j in range(run):
-            at, weight, bias = j * LANES, splat(get(along[0], j)), splat(get(along[1], j))
-            coefficients = gain, bias, mean, rest, weight
-            y = linear_form(operation, (tile, tile, tile), at, coefficients, None)
-            put_lanes(tile, at, y)
+        for r in range(0, LANES, lanes):
+            gain, mean, rest = load_lanes(invstds, r), load_lanes(means, r), load_lanes(rests, r)
+            for j in range(run):
+                at, weight, bias = j * LANES + r, splat(get(along[0], j)), splat(get(along[1], j))
+                coefficients = gain, bias, mean, rest, weight
+                y = linear_form(operation, (tile, tile, tile), at, coefficients, None)
+                put_lanes(tile, at, y)
         transpose(tile, LANES, tensors[2], steps[2], rows, run)

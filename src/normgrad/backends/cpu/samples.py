@@ -14,10 +14,10 @@ from .elements import advance, linear_form
 from .groups import fold_in_sequence
 from .helpers import as_argument, helper
 from .intrinsics import (
+    double_buffer,
     get,
     inlined,
     not_inlined,
-    pairs_buffer,
     real_buffer,
     reals_at,
     shift,
@@ -81,7 +81,7 @@ def spread_groups(values, groups, run, rows, first):
 def sum_positions(tensors, steps, positions, c, mean, part):
     """The two sums of a part of some groups over some positions."""
     inlined()
-    zero = zero_lanes(tensors[0], tensors[1])
+    zero = zero_lanes(tensors[1])
     first, second = zero, zero
     for _ in range(positions):
         dy = load_part(tensors[0], c, part)
@@ -146,14 +146,12 @@ def gradients(operation, dy, x, dx, job):
     first, groups, run, _ = shape_of(job)
     positions, steps, width = get(job, B.J_ROWS), three(job, B.J_ROW_STEPS), groups * run
     k, tensors, all_sums = first * run, (dy, x, dx), sums_of(job)
-    weights = shift(reals_at(get(job, B.J_WEIGHT), dy, x), k)
+    weights = shift(reals_at(get(job, B.J_WEIGHT), x), k)
     of_parameters = shift(all_sums[0], k), shift(all_sums[1], k)
-    coefficients, mean = real_buffer(COEFFICIENTS, dy, x), real_buffer(ROW, dy, x)
-    rows = (
-        real_buffer(ROW, dy, x), real_buffer(ROW, dy, x), real_buffer(ROW, dy, x),
-        real_buffer(ROW, dy, x),
-    )  # fmt: skip
-    columns, sums = pairs_buffer(ROW), pairs_buffer(ROW)
+    coefficients, mean = real_buffer(COEFFICIENTS, x), real_buffer(ROW, x)
+    rows = real_buffer(ROW, x), real_buffer(ROW, x), real_buffer(ROW, x), real_buffer(ROW, x)
+    columns = double_buffer(ROW), double_buffer(ROW)
+    sums = double_buffer(ROW), double_buffer(ROW)
     for start in range(0, groups, LANES):
         n, at = smaller(LANES, groups - start), start * run
         round_statistics(job, first + start, n, coefficients)
@@ -166,10 +164,10 @@ def gradients(operation, dy, x, dx, job):
         arguments = (
             here, steps, n, weights, mean, rows, columns, i == 0, of_parameters, adds
         )  # fmt: skip
-        over_row(sum_part, arguments, width)
+        over_row(sum_part, arguments, x, width)
     if get(job, B.J_WRITES) == 0:
         return
-    start_sums(sums, groups)
+    start_sums(sums, groups, dy)
     gather_sums(columns, 0, groups, run, 1, dy, sums)
     for start in range(0, groups, LANES):
         n, at = smaller(LANES, groups - start), start * run
@@ -181,9 +179,8 @@ def gradients(operation, dy, x, dx, job):
         )  # fmt: skip
         spread_groups(values, n, run, rows, at)
     streaming = streams_lines(job, dx, width, steps[2])
-    over_row(
-        write_part, (operation, tensors, steps, positions, weights, mean, rows, streaming), width
-    )
+    writing = operation, tensors, steps, positions, weights, mean, rows, streaming
+    over_row(write_part, writing, x, width)
 
 
 @as_argument
@@ -203,10 +200,9 @@ def normalise_part(arguments, c, part):
 def forward(operation, dy, x, dx, job):
     """Normalise some groups; their moments stay in the workspace."""
     first, groups, run, _ = shape_of(job)
-    along, steps, width = parameters_along(x, x, job), three(job, B.J_ROW_STEPS), groups * run
-    means, invstds = real_buffer(LANES, x, x), real_buffer(LANES, x, x)
-    rests = real_buffer(LANES, x, x)
-    rows = real_buffer(ROW, x, x), real_buffer(ROW, x, x), real_buffer(ROW, x, x)
+    along, steps, width = parameters_along(x, job), three(job, B.J_ROW_STEPS), groups * run
+    means, invstds, rests = real_buffer(LANES, x), real_buffer(LANES, x), real_buffer(LANES, x)
+    rows = real_buffer(ROW, x), real_buffer(ROW, x), real_buffer(ROW, x)
     choose_pilots(job, x, run, run, first, groups)
     moments_of_columns(operation, dy, x, dx, job)
     for start in range(0, groups, LANES):
@@ -217,4 +213,4 @@ def forward(operation, dy, x, dx, job):
     here = shift(along[0], first * run), shift(along[1], first * run)
     streaming = streams_lines(job, dx, width, steps[2])
     arguments = operation, (dy, x, dx), steps, get(job, B.J_ROWS), here, rows, streaming
-    over_row(normalise_part, arguments, width)
+    over_row(normalise_part, arguments, x, width)

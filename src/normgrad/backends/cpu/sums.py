@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from . import block as B
 from .helpers import helper
-from .intrinsics import doubles_at, get, not_inlined, put, shift, smaller
-from .lanes import LANES, splat, sum_of_lanes
-from .layout import RADIX
-from .parts import load_some
+from .intrinsics import doubles_at, get, not_inlined, put, shift
+from .lanes import load_lanes, splat, sum_of_lanes
+from .layout import DOUBLE_LANES, RADIX
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -67,26 +66,25 @@ def add_copies(sums, apart, copies, count):
 
 
 @helper
+def sum_of(terms, first, count):
+    """The sum of some numbers: of eights in lanes, four of them at a time, and of a rest."""
+    total, few, four = splat(0.0), 0.0, 4 * DOUBLE_LANES
+    long, whole = first + count // four * four, first + count // DOUBLE_LANES * DOUBLE_LANES
+    for i in range(first, long, four):
+        a = load_lanes(terms, i) + load_lanes(terms, i + DOUBLE_LANES)
+        total = total + (
+            a + (load_lanes(terms, i + 2 * DOUBLE_LANES) + load_lanes(terms, i + 3 * DOUBLE_LANES))
+        )
+    for i in range(long, whole, DOUBLE_LANES):
+        total = total + load_lanes(terms, i)
+    for i in range(whole, first + count):
+        few += get(terms, i)
+    return sum_of_lanes(total) + few if count >= DOUBLE_LANES else few
+
+
+@helper
 def join_neighbours(sums, count, several):
     """Put into each of so many places the sum of several neighbours, which follow each other."""
     not_inlined()
     for i in range(count):
-        total = 0.0
-        for j in range(i * several, (i + 1) * several):
-            total += get(sums, j)
-        put(sums, i, total)
-
-
-@helper
-def sum_of(terms, first, count):
-    """The sum of some numbers, of many in lanes."""
-    not_inlined()
-    if count <= RADIX:
-        few = 0.0
-        for i in range(count):
-            few += get(terms, first + i)
-        return few
-    total = splat(0.0)
-    for i in range(0, count, LANES):
-        total = total + load_some(terms, first + i, smaller(LANES, count - i))
-    return sum_of_lanes(total)
+        put(sums, i, sum_of(sums, i * several, several))

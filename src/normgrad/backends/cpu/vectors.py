@@ -25,14 +25,15 @@ from .intrinsics import (
     smaller,
     store,
 )
-from .lanes import EIGHT, put_lanes, splat_eight
+from .lanes import put_lanes, splat
+from .layout import DOUBLE_LANES
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The number of channels in a strip, which are treated together, in arrays on the stack.
 STRIP = 128
 #: The size of the buffers that ``spread`` fills with a strip's numbers.
-SPREAD = STRIP + EIGHT
+SPREAD = STRIP + DOUBLE_LANES
 
 
 @helper
@@ -83,7 +84,7 @@ def fill(row, count, value):
 def spread(numbers, first, count, per_group, row):
     """Give each channel its group's number; a copy is made only if groups have several channels.
 
-    ``row`` has room for EIGHT numbers more than ``count``, since a group's numbers are written in
+    ``row`` has room for a vector after ``count`` numbers, since a group's numbers are written in
     whole vectors. What one writes beyond its group, the next group's numbers overwrite.
     """
     not_inlined()
@@ -92,14 +93,14 @@ def spread(numbers, first, count, per_group, row):
     group = first // per_group
     end = per_group - first % per_group
     c = 0
-    if end == per_group and per_group <= EIGHT:  # a whole group takes one store
+    if end == per_group and per_group <= DOUBLE_LANES:  # a whole group takes one store
         while c < count:
-            put_lanes(row, c, splat_eight(get(numbers, group)))
+            put_lanes(row, c, splat(get(numbers, group)))
             c, group = c + per_group, group + 1
     while c < count:
-        value = splat_eight(get(numbers, group))
+        value = splat(get(numbers, group))
         put_lanes(row, c, value)
-        for k in range(c + EIGHT, smaller(end, count), EIGHT):
+        for k in range(c + DOUBLE_LANES, smaller(end, count), DOUBLE_LANES):
             put_lanes(row, k, value)
         c, group, end = end, group + 1, end + per_group
     return row

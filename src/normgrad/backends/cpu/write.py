@@ -27,7 +27,7 @@ from .intrinsics import (
     reals_at,
     smaller,
 )
-from .lanes import LANES, load_lanes, splat_like
+from .lanes import lanes_of, load_lanes, splat_like
 from .layout import PAGE
 from .parts import merge_part, over_row, store_part
 from .reduce import BUFFER, QUARTERS, block_of, fill_row, quarters, shape_of, streams_lines, three
@@ -36,7 +36,7 @@ from .vectors import next_group
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The least elements of rows that are written as one run though no stores bypass the caches.
-SPLIT = 2 * LANES
+SPLIT = 64
 
 
 @helper
@@ -72,10 +72,10 @@ def write_head(operation, tensors, coefficients, along, count):
 @helper
 def write_lanes(operation, tensors, k, end, coefficients, along, ahead, streaming):
     """Write whole lanes from element k on; returns where they end."""
-    while k + LANES <= end:
+    while k + lanes_of(tensors[2]) <= end:
         prefetch_beside_write(operation, tensors, k, ahead)
         write_part(operation, tensors, k, coefficients, along, None, streaming)
-        k += LANES
+        k += lanes_of(tensors[2])
     return k
 
 
@@ -87,14 +87,15 @@ def write_row(operation, tensors, coefficients, along, count, ahead):
     whole vectors faster than parts. They are computed first, since dx may overwrite dy or x.
     ``ahead`` is how many elements later lies what may be prefetched.
     """
-    if count < LANES:
+    lanes = lanes_of(tensors[2])
+    if count < lanes:
         write_part(operation, tensors, as_int64(0), coefficients, along, count, False)
         return
-    last = compute_part(operation, tensors, count - LANES, coefficients, along, None)
-    for k in range(0, count - LANES, LANES):
+    last = compute_part(operation, tensors, count - lanes, coefficients, along, None)
+    for k in range(0, count - lanes, lanes):
         prefetch_beside_write(operation, tensors, k, ahead)
         write_part(operation, tensors, k, coefficients, along, None, False)
-    store_part(tensors[2], count - LANES, last, None, False)
+    store_part(tensors[2], count - lanes, last, None, False)
 
 
 @helper
@@ -107,21 +108,21 @@ def stream_row(operation, tensors, coefficients, along, count, ahead):
 
 
 @helper
-def coefficients_of(dy, x, job, channel, group):
+def coefficients_of(x, job, channel, group):
     """A channel's coefficients, in lanes."""
     return (
-        splat_like(dy, x, get(doubles_at(get(job, B.J_GAIN)), channel)),
-        splat_like(dy, x, get(doubles_at(get(job, B.J_SHIFT)), channel)),
-        splat_like(dy, x, get(doubles_at(get(job, B.J_MEAN)), group)),
-        splat_like(dy, x, get(doubles_at(get(job, B.J_SLOPE)), group)),
-        splat_like(dy, x, get(doubles_at(get(job, B.J_SCALE)), group)),
+        splat_like(x, get(doubles_at(get(job, B.J_GAIN)), channel)),
+        splat_like(x, get(doubles_at(get(job, B.J_SHIFT)), channel)),
+        splat_like(x, get(doubles_at(get(job, B.J_MEAN)), group)),
+        splat_like(x, get(doubles_at(get(job, B.J_SLOPE)), group)),
+        splat_like(x, get(doubles_at(get(job, B.J_SCALE)), group)),
     )
 
 
 @helper
-def parameters_along(dy, x, job):
+def parameters_along(x, job):
     """The addresses of weight and bias along the rows."""
-    return reals_at(get(job, B.J_WEIGHT), dy, x), reals_at(get(job, B.J_BIAS), dy, x)
+    return reals_at(get(job, B.J_WEIGHT), x), reals_at(get(job, B.J_BIAS), x)
 
 
 @helper
@@ -129,12 +130,12 @@ def write_each_row(operation, dy, x, dx, job):
     """Write dx or y of each channel's rows."""
     not_inlined()
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
-    rows, run, along = get(job, B.J_ROWS), get(job, B.J_RUN), parameters_along(dy, x, job)
+    rows, run, along = get(job, B.J_ROWS), get(job, B.J_RUN), parameters_along(x, job)
     first, per_group = get(job, B.J_CHANNEL), get(block_of(job), B.PER_GROUP)
     ahead = prefetch_distance(job)
     group, left = first // per_group, per_group - first % per_group
     for c in range(get(job, B.J_CHANNELS)):
-        coefficients = coefficients_of(dy, x, job, first + c, group)
+        coefficients = coefficients_of(x, job, first + c, group)
         here = advance((dy, x, dx), apart, c)
         for _ in range(rows):
             write_row(operation, here, coefficients, along, run, ahead)
@@ -149,10 +150,10 @@ def write_run(operation, tensors, job, channel, channels, streaming):
     Lanes that two channels share are computed with the coefficients of each.
     """
     dy, x, dx = tensors
-    run, along, ahead = get(job, B.J_RUN), parameters_along(dy, x, job), prefetch_distance(job)
+    run, along, ahead = get(job, B.J_RUN), parameters_along(x, job), prefetch_distance(job)
     per_group = get(block_of(job), B.PER_GROUP)
     group, left = channel // per_group, per_group - channel % per_group
-    coefficients = coefficients_of(dy, x, job, channel, group)
+    coefficients = coefficients_of(x, job, channel, group)
     k = write_head(operation, tensors, coefficients, along, run)
     for c in range(1, channels + 1):
         end = c * run
@@ -160,7 +161,7 @@ def write_run(operation, tensors, job, channel, channels, streaming):
         if c < channels:
             before = coefficients
             group, left = next_group(group, left, per_group)
-            coefficients = coefficients_of(dy, x, job, channel + c, group)
+            coefficients = coefficients_of(x, job, channel + c, group)
             if k < end:
                 lanes = merge_part(
                     dy,
@@ -169,20 +170,20 @@ def write_run(operation, tensors, job, channel, channels, streaming):
                     end - k,
                 )
                 store_part(dx, k, lanes, None, streaming)
-                k += LANES
+                k += lanes_of(dx)
         elif k < end:
             write_part(operation, tensors, k, coefficients, along, end - k, False)
 
 
 @by_types
-def are_adjacent(operation, job):
+def are_adjacent(operation, dx, job):
     """Whether a row's channels follow each other in memory, and need not be written one by one."""
     if operation.along:
-        return lambda operation, job: False
+        return lambda operation, dx, job: False
 
-    def adjacent(operation, job):
+    def adjacent(operation, dx, job):
         run, apart = get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-        return run >= LANES and apart[0] == run and apart[1] == run and apart[2] == run
+        return run >= lanes_of(dx) and apart[0] == run and apart[1] == run and apart[2] == run
 
     return adjacent
 
@@ -193,7 +194,7 @@ def write_runs(operation, dy, x, dx, job, streaming):
     not_inlined()
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
     first, channels = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS)
-    together = channels if are_adjacent(operation, job) else 1
+    together = channels if are_adjacent(operation, dx, job) else 1
     for c in range(0, channels, together):
         here = advance((dy, x, dx), apart, c)
         for _ in range(get(job, B.J_ROWS)):
@@ -222,10 +223,10 @@ def are_split(operation, dx, job):
     """
     run, size = get(job, B.J_RUN), item_size(dx)
     return (
-        size * LANES > LINE
+        size > 2
         and run >= SPLIT
         and run * size % LINE != 0
-        and are_adjacent(operation, job)
+        and are_adjacent(operation, dx, job)
         and is_aligned(dx)
     )
 
@@ -265,8 +266,8 @@ def write_columns(operation, dy, x, dx, job):
     per, steps = get(block_of(job), B.PER_GROUP), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
     terms = (
-        real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
-        real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
+        real_buffer(BUFFER, x), real_buffer(BUFFER, x), real_buffer(BUFFER, x),
+        real_buffer(BUFFER, x), real_buffer(BUFFER, x),
     )  # fmt: skip
     for i in range(coefficient_count(operation)):
         # Each channel has its own gain and shift.
@@ -279,10 +280,10 @@ def write_columns(operation, dy, x, dx, job):
     for r in range(quarter):
         here = advance((dy, x, dx), apart, r)
         arguments = operation, here, far, QUARTERS, terms, ahead, streaming
-        over_row(write_part_of_columns, arguments, width)
+        over_row(write_part_of_columns, arguments, dx, width)
     # The rows that are left over, and the rest of a row.
     for r in range(QUARTERS * quarter, rows + 1):
         m = smaller(repeat, count - r * repeat)
         here = advance((dy, x, dx), apart, r)
         arguments = operation, here, apart, 1, terms, ahead, streaming
-        over_row(write_part_of_columns, arguments, channels * run * m)
+        over_row(write_part_of_columns, arguments, dx, channels * run * m)
