@@ -135,6 +135,7 @@ say(hccl.HcclGetRootInfo(None))
 say(hccl.HcclCommInitRootInfo(3, root, 0, ctypes.byref(P())))
 assert hccl.HcclGetRootInfo(root) == 0
 say(hccl.HcclCommInitRootInfo(3, root, 3, ctypes.byref(P())))
+say(hccl.HcclCommInitRootInfo(2**32 - 1, root, 0, ctypes.byref(P())))
 threads = [threading.Thread(target=rank_of, args=(each,)) for each in range(3)]
 for each in threads: each.start()
 for each in threads: each.join()
@@ -150,6 +151,7 @@ print(numbers[0].value, numbers[1].value)
 say(hccl.HcclAllReduce(memory, memory, N(4), 99, 0, alone, None))
 say(hccl.HcclAllReduce(memory, memory, N(4), 4, 9, alone, None))
 say(hccl.HcclAllReduce(memory, memory, N(5), 4, 0, alone, None))
+say(hccl.HcclAllReduce(memory, memory, N(2**62), 4, 0, alone, None))
 say(hccl.HcclAllReduce(None, memory, N(4), 4, 0, alone, None))
 say(hccl.HcclBroadcast(memory, N(4), 4, 1, alone, None))
 say(hccl.HcclAllReduce(memory, memory, N(4), 4, 0, alone, P(16)))
@@ -166,18 +168,20 @@ def test_collectives_of_threads_and_their_mistakes(libraries):
     done = run(sys.executable, "-c", script, env=python_environment())
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "2 rootInfo: null; allowed: a pointer to write to",
         "1 rootInfo: none of HcclGetRootInfo; allowed: what that made",
         "1 rank: 3 of 3; allowed: less than nRanks",
+        "1 nRanks: 4294967295; allowed: up to 65536",
     ]
     # Sums round once: 1 + 2^24 + 1 is exact in float32.
-    assert lines[3] == "[[3.0, 16777218.0], [6.0], [0.0], [5], [27021597764222979]] True"
-    assert lines[4:] == [
+    assert lines[4] == "[[3.0, 16777218.0], [6.0], [0.0], [5], [27021597764222979]] True"
+    assert lines[5:] == [
         "0 1",
         "1 dataType: 99; allowed: an HcclDataType of numbers",
         "1 op: 9; allowed: HCCL_REDUCE_SUM, HCCL_REDUCE_PROD, HCCL_REDUCE_MAX, HCCL_REDUCE_MIN",
         "1 sendBuf: 20 bytes; allowed: 16, in a block of 16",
+        "1 count: 4611686018427387904; allowed: fewer elements than memory has",
         "2 sendBuf: null; allowed: 16 bytes of memory",
         "1 root: 1; allowed: less than 1, the number of ranks",
         "1 stream: 0x10, which is no handle; allowed: what aclrtCreateStream made",
@@ -187,3 +191,23 @@ def test_collectives_of_threads_and_their_mistakes(libraries):
         "21 another rank: Connection refused; allowed: all ranks make the same calls",
         "HCCL_E_TIMEOUT",
     ]
+
+
+def test_ranks_that_fork_after_the_root_info(libraries, tmp_path):
+    """Also without a standard input, whose number the root info's socket gets."""
+    source = Path(__file__).parent / "programs" / "forked_ranks.c"
+    program = libraries.compile(source, tmp_path / "ranks")
+    for more in (), ("no input",):
+        done = run(program, *more, timeout=60)
+        assert (done.returncode, sorted(done.stdout.splitlines())) == (
+            0,
+            ["rank 0: 3", "rank 1: 3"],
+        )
+
+
+def test_all_ranks_see_that_one_has_ended(libraries, tmp_path):
+    """Also those whose connection is to another one, which goes on."""
+    source = Path(__file__).parent / "programs" / "ended_rank.c"
+    program = libraries.compile(source, tmp_path / "ranks", extra=["-pthread"])
+    done = run(program, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "21 21\n")

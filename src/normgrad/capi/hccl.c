@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <hccl/hccl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -19,7 +20,7 @@
 #include "runtime.h"
 
 static const char MAGIC[8] = "normgrad";
-enum { TOKEN = 16, MOST_WAITING = 64, CONNECT = 120, EXECUTE = 1836 }; // the last two in seconds
+enum { MOST_RANKS = 1 << 16, TOKEN = 16, MOST_WAITING = 64, CONNECT = 120, EXECUTE = 1836 }; // the last two in seconds
 
 struct communicator {
     struct object object;
@@ -32,12 +33,14 @@ struct communicator {
 struct root {
     char magic[sizeof MAGIC], token[TOKEN];
 };
-// The sockets of root infos that were made in this process and have no hub yet.
+// The sockets of root infos that were made in this process, or in the one that it was forked from, and
+// that it has not used. Of all these processes the first that can read ``claim`` is the hub.
 static struct {
+    bool is_used;
     char token[TOKEN];
-    int socket;
+    int socket, claim;
 } waiting[MOST_WAITING];
-static spin_lock waiting_lock;
+spin_lock waiting_lock;
 
 static socklen_t address_of(const char *token, struct sockaddr_un *address)
 {
@@ -77,7 +80,7 @@ static int send_all(int socket, const void *data, uint64_t size)
     return transfer(socket, &size, sizeof size, true) || transfer(socket, (void *)data, size, true);
 }
 
-// Receive exactly ``size`` bytes; another size is drained to none and is a protocol error.
+// Receive exactly ``size`` bytes; another size is a protocol error.
 static int receive_all(int socket, void *data, uint64_t size)
 {
     uint64_t its = 0;
@@ -109,23 +112,29 @@ API HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo)
     NEED_PLACE(rootInfo);
     memcpy(root.magic, MAGIC, sizeof MAGIC);
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (listener < 0 || getrandom(root.token, TOKEN, 0) != TOKEN ||
+    int claim = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (listener < 0 || claim < 0 || getrandom(root.token, TOKEN, 0) != TOKEN ||
         bind(listener, (void *)&address, address_of(root.token, &address)) ||
         listen(listener, 64)) {
+        int status = fail(call, HCCL_E_SYSCALL, "no socket: %s", strerror(errno));
         close(listener);
-        return fail(call, HCCL_E_SYSCALL, "no socket: %s", strerror(errno));
+        close(claim);
+        return (HcclResult)status;
     }
     lock(&waiting_lock);
     int place = 0;
-    while (place < MOST_WAITING && waiting[place].socket)
+    while (place < MOST_WAITING && waiting[place].is_used)
         ++place;
     if (place < MOST_WAITING) {
         memcpy(waiting[place].token, root.token, TOKEN);
         waiting[place].socket = listener;
+        waiting[place].claim = claim;
+        waiting[place].is_used = true;
     }
     unlock(&waiting_lock);
     if (place == MOST_WAITING) {
         close(listener);
+        close(claim);
         return fail(call, HCCL_E_MEMORY, "%d root infos that no rank has used; allowed: fewer",
                     MOST_WAITING);
     }
@@ -174,7 +183,7 @@ static int become_hub(struct communicator *it, int listener, const char *token)
         int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (peer < 0)
             return -1;
-        set_timeout(peer, EXECUTE);
+        set_timeout(peer, CONNECT);
         if (receive_all(peer, &greeting, sizeof greeting) || memcmp(greeting.token, token, TOKEN) ||
             greeting.size != it->size || greeting.rank >= it->size || greeting.rank == it->rank ||
             it->peers[greeting.rank] >= 0) {
@@ -182,6 +191,7 @@ static int become_hub(struct communicator *it, int listener, const char *token)
             close(peer);
             continue;
         }
+        set_timeout(peer, EXECUTE);
         it->peers[greeting.rank] = peer;
         ++count;
     }
@@ -204,6 +214,8 @@ API HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInf
         return refuse(call, "rootInfo: none of HcclGetRootInfo; allowed: what that made");
     if (rank >= nRanks)
         return refuse(call, "rank: %u of %u; allowed: less than nRanks", rank, nRanks);
+    if (nRanks > MOST_RANKS)
+        return refuse(call, "nRanks: %u; allowed: up to %d", nRanks, MOST_RANKS);
     TRY(need_device(call, HCCL_E_RUNTIME));
     struct communicator *it = malloc(sizeof *it + nRanks * sizeof *it->peers);
     if (!it)
@@ -213,19 +225,23 @@ API HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInf
     pthread_mutex_init(&it->lock, NULL);
     for (uint32_t i = 0; i < nRanks; ++i)
         it->peers[i] = -1;
-    int listener = 0;
+    int listener = -1, claim = -1;
     lock(&waiting_lock);
-    for (int i = 0; i < MOST_WAITING && !listener; ++i)
-        if (waiting[i].socket && !memcmp(waiting[i].token, root.token, TOKEN)) {
+    for (int i = 0; i < MOST_WAITING && listener < 0; ++i)
+        if (waiting[i].is_used && !memcmp(waiting[i].token, root.token, TOKEN)) {
             listener = waiting[i].socket;
-            waiting[i].socket = 0;
+            claim = waiting[i].claim;
+            waiting[i].is_used = false;
         }
     unlock(&waiting_lock);
-    int status = listener ? become_hub(it, listener, root.token) : join_hub(it, root.token);
-    if (listener)
-        close(listener);
-    if (status) {
+    eventfd_t first;
+    bool is_hub = !eventfd_read(claim, &first);
+    int status = is_hub ? become_hub(it, listener, root.token) : join_hub(it, root.token);
+    if (status)
         status = fail_exchange(call);
+    close(listener);
+    close(claim);
+    if (status) {
         leave(it);
         return (HcclResult)status;
     }
@@ -233,15 +249,21 @@ API HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInf
     return 0;
 }
 
+// Let the other ranks see that this one has ended. Needs the lock.
+static void disconnect(const struct communicator *it)
+{
+    shutdown(it->hub, SHUT_RDWR);
+    for (uint32_t rank = 0; it->hub < 0 && rank < it->size; ++rank)
+        shutdown(it->peers[rank], SHUT_RDWR);
+}
+
 API HcclResult HcclCommDestroy(HcclComm comm)
 {
     BEGIN(&OF_HCCL);
     struct communicator *it;
     TRY(take(call, "comm", COMMUNICATOR, comm, &it));
-    pthread_mutex_lock(&it->lock); // the others see that this rank has ended
-    shutdown(it->hub, SHUT_RDWR);
-    for (uint32_t rank = 0; it->hub < 0 && rank < it->size; ++rank)
-        shutdown(it->peers[rank], SHUT_RDWR);
+    pthread_mutex_lock(&it->lock);
+    disconnect(it);
     pthread_mutex_unlock(&it->lock);
     return 0;
 }
@@ -410,7 +432,10 @@ static int run_exchange(void *data)
     int status = with->hub < 0 ? exchange_on_hub(it, with)
                                : send_all(with->hub, it->source, it->sent) ||
                                      receive_all(with->hub, it->target, it->received);
-    status = status ? fail_exchange(&it->call) : 0;
+    if (status) {
+        status = fail_exchange(&it->call);
+        disconnect(with); // or the ranks that have not failed would wait
+    }
     pthread_mutex_unlock(&with->lock);
     announce(it->target, it->received, true);
     return status;
@@ -433,6 +458,8 @@ static int collect(const struct call *call, void *stream, struct exchange exchan
     TRY(reach(call, true, source, exchange.source, exchange.sent, true));
     TRY(reach(call, true, target, exchange.target, exchange.received, true));
     struct exchange *it = malloc(sizeof *it);
+    if (!it)
+        return fail(call, HCCL_E_MEMORY, "no memory");
     *it = exchange;
     it->call = *call;
     hold(with);
@@ -444,6 +471,16 @@ static int check_type(const struct call *call, HcclDataType type)
     if ((size_t)type < sizeof SIZES / sizeof *SIZES)
         return 0;
     return refuse(call, "dataType: %d; allowed: an HcclDataType of numbers", (int)type);
+}
+
+// The bytes of a rank's data, of which the hub holds all ranks' at once.
+static int size_of(const struct call *call, const char *name, uint64_t count, HcclDataType type,
+                   const struct communicator *with, uint64_t *size)
+{
+    *size = count * SIZES[type];
+    if (count <= PTRDIFF_MAX / SIZES[type] / with->size)
+        return 0;
+    return refuse(call, "%s: %zu; allowed: fewer elements than memory has", name, (size_t)count);
 }
 
 API HcclResult HcclAllReduce(void *sendBuf, void *recvBuf, uint64_t count, HcclDataType dataType,
@@ -458,7 +495,8 @@ API HcclResult HcclAllReduce(void *sendBuf, void *recvBuf, uint64_t count, HcclD
             "op: %d; allowed: HCCL_REDUCE_SUM, HCCL_REDUCE_PROD, HCCL_REDUCE_MAX, HCCL_REDUCE_MIN",
             (int)op);
     TRY(need(call, "comm", COMMUNICATOR, comm, &with));
-    uint64_t size = count * SIZES[dataType];
+    uint64_t size;
+    TRY(size_of(call, "count", count, dataType, with, &size));
     return collect(call, stream,
                    (struct exchange){.communicator = with,
                                      .what = REDUCES,
@@ -479,7 +517,8 @@ API HcclResult HcclAllGather(void *sendBuf, void *recvBuf, uint64_t sendCount,
     struct communicator *with;
     TRY(check_type(call, dataType));
     TRY(need(call, "comm", COMMUNICATOR, comm, &with));
-    uint64_t size = sendCount * SIZES[dataType];
+    uint64_t size;
+    TRY(size_of(call, "sendCount", sendCount, dataType, with, &size));
     return collect(call, stream,
                    (struct exchange){.communicator = with,
                                      .what = GATHERS,
@@ -500,7 +539,8 @@ API HcclResult HcclBroadcast(void *buf, uint64_t count, HcclDataType dataType, u
     if (root >= with->size)
         return refuse(call, "root: %u; allowed: less than %u, the number of ranks", root,
                       with->size);
-    uint64_t size = count * SIZES[dataType];
+    uint64_t size;
+    TRY(size_of(call, "count", count, dataType, with, &size));
     return collect(call, stream,
                    (struct exchange){.communicator = with,
                                      .what = BROADCASTS,
