@@ -34,6 +34,13 @@ def test_a_use_of_freed_memory(compile_for, tmp_path, kind, found, line):
     assert f"freed.c:{number}" in done.stderr
 
 
+def test_destructors_of_a_thread_s_data_can_call(compile_for, tmp_path):
+    program = compile_for("address", PROGRAMS / "thread_ends.c", tmp_path / "program", "acl")
+    done = run(program, env=WITHOUT_LEAKS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("107000 aclrtFree: devPtr: 1 bytes behind the start of a block")
+
+
 @pytest.mark.parametrize("sanitizer", ["address", "undefined"])
 @pytest.mark.parametrize(("name", "dialect"), EXAMPLES.items())
 def test_no_finding_in_an_example(compile_for, tmp_path, name, dialect, sanitizer):

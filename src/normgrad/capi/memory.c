@@ -52,17 +52,23 @@ struct recent {
 static volatile unsigned version = 1; // of the tree
 static pthread_key_t recent_key;
 static pthread_once_t recent_once = PTHREAD_ONCE_INIT;
+static __thread struct recent *recents; // not here, since a thread's variables are on its stack
 
-static void make_recent_key(void) { pthread_key_create(&recent_key, free); }
+static void drop_recents(void *all)
+{
+    recents = NULL; // destructors of the program's own may call after this one
+    free(all);
+}
+
+static void make_recent_key(void) { pthread_key_create(&recent_key, drop_recents); }
 
 static struct recent *recent_of(const void *address)
 {
-    static __thread struct recent *all; // not here, since a thread's variables are on its stack
-    if (!all && (all = calloc(RECENT, sizeof *all))) {
+    if (!recents && (recents = calloc(RECENT, sizeof *recents))) {
         pthread_once(&recent_once, make_recent_key);
-        pthread_setspecific(recent_key, all);
+        pthread_setspecific(recent_key, recents);
     }
-    return all ? &all[((size_t)address >> 6 ^ (size_t)address >> 12) % RECENT] : NULL;
+    return recents ? &recents[((size_t)address >> 6 ^ (size_t)address >> 12) % RECENT] : NULL;
 }
 
 bool block_at(const void *address, struct block *found)

@@ -77,19 +77,25 @@ const struct settings *settings(void)
 // holds the thread's variables too.
 static pthread_key_t message_key;
 static pthread_once_t message_once = PTHREAD_ONCE_INIT;
+static __thread char *message;
 
-static void make_message_key(void) { pthread_key_create(&message_key, free); }
+static void drop_message(void *text)
+{
+    message = NULL; // destructors of the program's own may call after this one
+    free(text);
+}
+
+static void make_message_key(void) { pthread_key_create(&message_key, drop_message); }
 
 char *last_message(void)
 {
-    static __thread char *text;
     static char nothing[MESSAGE_SIZE];
-    if (!text) {
+    if (!message) {
         pthread_once(&message_once, make_message_key);
-        text = calloc(1, MESSAGE_SIZE);
-        pthread_setspecific(message_key, text);
+        message = calloc(1, MESSAGE_SIZE);
+        pthread_setspecific(message_key, message);
     }
-    return text ? text : nothing;
+    return message ? message : nothing;
 }
 
 // Lines that were noted since the last report: each is printed at once, and counted after that.
