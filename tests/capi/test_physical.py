@@ -71,6 +71,11 @@ print(to_host(mean, space + UNIT), mean)
 print(acl.aclrtMapMem(P(space), N(UNIT), N(0), other, N(0)), acl.aclrtFreePhysical(other), stats())
 say(acl.aclrtFreePhysical(other))
 print(acl.aclrtUnmapMem(P(space)), acl.aclrtUnmapMem(P(space + UNIT)))
+# So can a part of them.
+for size, at in (2 * UNIT, space), (UNIT, space + UNIT):
+    chunk = made(acl.aclrtMallocPhysical, N(size), prop, N(0))
+    assert acl.aclrtMapMem(P(at), N(size), N(0), chunk, N(0)) == 0
+    print(to_host(mean, at), acl.aclrtUnmapMem(P(at)))
 print(acl.aclrtReleaseMemAddress(P(space)))
 say(acl.aclrtReleaseMemAddress(P(space)))
 say(acl.aclrtUnmapMem(P(space)))
@@ -108,6 +113,8 @@ def test_physical_memory(libraries):
 0 [8. 9.]
 0 0 0
 107000 handle: a handle that aclrtFreePhysical has ended; allowed: {made}
+0 0
+0 0
 0 0
 0
 107000 virPtr: ADDRESS; allowed: {reserved}

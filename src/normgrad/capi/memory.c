@@ -150,7 +150,7 @@ void forget_blocks(const char *first, const char *end)
     lock(&block_lock);
     for (struct block **each = &oldest; *each;) {
         struct block *block = *each;
-        if (block->address < first || block->address >= end) {
+        if (block->address + block->size <= first || block->address >= end) {
             each = &block->next;
             continue;
         }
