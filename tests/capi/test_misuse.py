@@ -130,11 +130,13 @@ EXPECTED = {
         data in the middle | 161002 | input: elements 1 to 8
         negative stride | null | stride: 8, 4, -1; allowed: 0 or more
         offset beyond counting | 161002 | input: elements 9223372036854775807 to
+        offset that wraps around | 161002 | input: elements 4611686018427387904 to
         memory of the host | 161002 | input: no memory from aclrtMalloc
         no memory, in phase 1 | 0 |
         and in phase 2 | 161002 | input: no memory; allowed: a tensor with data
         larger than its block | 161002 | input: elements 0 to 9 of its storage; allowed: 0 to 7
         more elements than there are | 161002 | elements; allowed: less than 288230376151711744
+        more elements than can be written | 161002 | gradOut: 1000 axes; allowed on
         negative size | null | viewDims: (1, -2, 4) has a negative size
         no sizes | null | viewDims: null
         absurd rank | null | viewDims: 18446744073709551615 of them; allowed: up to 1024

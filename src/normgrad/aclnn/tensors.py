@@ -193,8 +193,10 @@ class aclTensor:
             return self.memory.problem
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
-        if prod(self.dims) >= _MOST_ELEMENTS:
-            return f"{prod(self.dims)} elements; allowed: less than {_MOST_ELEMENTS}"
+        count = prod(self.dims)
+        if count >= _MOST_ELEMENTS:  # it may have more digits than Python writes
+            size = f"2^{count.bit_length() - 1} or more"
+            return f"{size} elements; allowed: less than {_MOST_ELEMENTS}"
         if nbytes is None or self.data_type not in NUMPY:
             return None
         low, high = layout.extent(self.dims, self.steps)

@@ -50,7 +50,8 @@ static void drop_executor(void *object)
 
 static char *first_element(const struct tensor *tensor)
 {
-    return tensor->data + tensor->offset * (tensor->item_size ? tensor->item_size : 1);
+    uint64_t bytes = (uint64_t)tensor->offset * (uint64_t)tensor->item_size;
+    return (char *)((uint64_t)tensor->data + bytes); // without data it is none
 }
 
 enum { PROBLEM_SIZE = 128 };

@@ -92,7 +92,7 @@ static int64_t signature_of(const struct job *job, int64_t *key)
         switch (argument->kind) {
         case TENSOR:
         case INFINI_TENSOR:
-            if (tensor->rank > 8 || argument->problem)
+            if (tensor->rank > 8 || tensor->offset >> 48 || argument->problem)
                 return 0;
             key[size++] = tensor->rank << 32 | (int64_t)(tensor->data_type & 0xFFFF) << 16 |
                           (tensor->format & 0xFFFF);

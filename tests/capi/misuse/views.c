@@ -35,6 +35,7 @@ int main(void)
     SAY("data in the middle", with_input(view(SHAPE, 3, NULL, 0, data + 4)));
     SAY_MADE("negative stride", view(SHAPE, 3, back, 3, data));
     SAY("offset beyond counting", with_input(view(SHAPE, 3, NULL, INT64_MAX, data)));
+    SAY("offset that wraps around", with_input(view(SHAPE, 3, NULL, 1ll << 62, data)));
     SAY("memory of the host", with_input(view(SHAPE, 3, NULL, 0, host)));
     struct call unset = it;
     unset.input = view(SHAPE, 3, NULL, 0, NULL);
@@ -51,6 +52,11 @@ int main(void)
     const bool first[] = {true, false, false};
     changed.mask = aclCreateBoolArray(first, 3);
     SAY("more elements than there are", phase_1(&changed));
+    int64_t sizes[1000];
+    for (int i = 0; i < 1000; ++i)
+        sizes[i] = INT64_MAX;
+    changed.grad_out = changed.input = changed.grad_input = view(sizes, 1000, NULL, 0, data);
+    SAY("more elements than can be written", phase_1(&changed));
 
     SAY_MADE("negative size", view(negative, 3, NULL, 0, data));
     SAY_MADE("no sizes", view(NULL, 3, NULL, 0, data));
