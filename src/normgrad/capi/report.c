@@ -114,9 +114,10 @@ static void note(int sort, const char *text)
     struct line *line = lines;
     while (line < lines + line_count && strcmp(line->text, text))
         ++line;
-    bool is_new = line == lines + line_count && line_count < MOST_LINES;
+    char *copy = line == lines + line_count && line_count < MOST_LINES ? strdup(text) : NULL;
+    bool is_new = copy;
     if (is_new) {
-        *line = (struct line){sort, 0, strdup(text)};
+        *line = (struct line){sort, 0, copy};
         ++line_count;
     }
     if (line < lines + line_count)
@@ -212,6 +213,7 @@ void report_lines(void)
     for (int i = 0; i < line_count; ++i)
         free(lines[i].text);
     line_count = 0;
+    unlock(&line_lock);
 }
 
 // Places in the program
