@@ -709,6 +709,8 @@ API aclError aclrtLaunchCallback(aclrtCallback fn, void *userData, aclrtCallback
         return refuse(call, "blockType: %d; allowed: ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_BLOCK",
                       (int)blockType);
     struct callback *callback = malloc(sizeof *callback);
+    if (!callback)
+        return fail(call, call->statuses->failure, "no memory");
     *callback = (struct callback){fn, userData, current};
     TRY(submit(call, it, run_callback, callback, free));
     lock(&pending_lock);

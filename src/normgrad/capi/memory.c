@@ -434,6 +434,8 @@ int copy(const struct call *call, bool checks_sides, struct stream *stream, cons
     if (!to->address || (from && !from->address) || !width || !height)
         return 0;
     struct rows *rows = malloc(sizeof *rows);
+    if (!rows)
+        return fail(call, call->statuses->failure, "no memory");
     *rows = (struct rows){
         to->address, from ? from->address : NULL, to->pitch, from ? from->pitch : 0, width, height,
         value};

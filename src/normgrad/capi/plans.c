@@ -216,6 +216,8 @@ int find_plan(const struct call *call, struct job *job)
     leave_plan(job->plan);
     job->plan = NULL;
     int64_t *words = malloc(MOST_WORDS * sizeof *words);
+    if (!words)
+        return fail(call, call->statuses->failure, "no memory");
     struct request request = {.operator = job->operator,
                               .arguments = job->arguments,
                               .count = job->count,
@@ -364,6 +366,8 @@ int run_job(const struct call *call, struct stream *stream, const struct job *jo
         return status;
     }
     struct run *later = malloc(sizeof *later);
+    if (!later)
+        return fail(call, call->statuses->failure, "no memory");
     *later = now;
     hold_plan(job->plan);
     for (int i = 0; i < job->count; ++i)

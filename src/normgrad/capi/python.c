@@ -349,12 +349,12 @@ void with_stack(void (*run)(void *), void *data)
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, ENOUGH);
-    if (errand) {
+    if (errand)
         *errand = (struct errand){.run = run, .data = data};
-        if (pthread_create(&thread, &attributes, run_errand, errand))
-            run(data);
-        else
-            pthread_join(thread, NULL);
+    if (!errand || pthread_create(&thread, &attributes, run_errand, errand)) {
+        run(data);
+    } else {
+        pthread_join(thread, NULL);
         memcpy(last_message(), errand->message, MESSAGE_SIZE);
     }
     free(errand);
