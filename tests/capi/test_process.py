@@ -32,6 +32,19 @@ def test_many_threads_call_at_once(libraries, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrong: 0\n", "")
 
 
+@pytest.mark.parametrize("threads", [{}, {"NORMGRAD_CAPI_STREAMS": "threads"}], ids=["", "threads"])
+def test_streams_and_events_of_many_threads_and_forks(libraries, tmp_path, threads):
+    done = run(compiled(libraries, tmp_path, "storm", "acl"), env=threads)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wrong: 0\n", "")
+
+
+def test_events_that_wait_for_each_other_keep_nothing(libraries, tmp_path):
+    program = compiled(libraries, tmp_path, "ping_pong", "acl")
+    done = run(program, env={"NORMGRAD_CAPI_STREAMS": "threads"})
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout) < 8  # a task of some 100 bytes for each wait would be 27
+
+
 @pytest.mark.parametrize("kibibytes", [0, 64], ids=["smallest", "small"])
 def test_a_thread_with_a_small_stack(libraries, tmp_path, kibibytes):
     """Python and kernels run on another thread's stack then; a full run compiles too."""

@@ -426,8 +426,12 @@ API aclError aclrtGetCurrentContext(aclrtContext *context)
     BEGIN_ON_DEVICE;
     NEED_PLACE(context);
     int32_t device = own_device();
-    if (!own[device])
-        own[device] = new_context(call, device, false);
+    if (!__atomic_load_n(&own[device], __ATOMIC_ACQUIRE)) {
+        void *none = NULL, *made = new_context(call, device, false);
+        if (!__atomic_compare_exchange_n(&own[device], &none, made, false, __ATOMIC_ACQ_REL,
+                                         __ATOMIC_ACQUIRE)) // another thread was faster
+            end_handle(call, made);
+    }
     bool has_one = current.life == lives[current.device] + 1 && current.context;
     *context = has_one ? current.context : own[device];
     return 0;
@@ -619,11 +623,11 @@ API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event)
         return 0;                                                                                  \
     }
 QUERY(aclrtQueryEvent, aclrtEventStatus, ACL_EVENT_STATUS_COMPLETE, ACL_EVENT_STATUS_NOT_READY,
-      it->is_recorded &&is_over(it))
+      was_recorded(it) && is_over(it))
 QUERY(aclrtQueryEventStatus, aclrtEventRecordedStatus, ACL_EVENT_RECORDED_STATUS_COMPLETE,
-      ACL_EVENT_RECORDED_STATUS_NOT_READY, it->is_recorded &&is_over(it))
+      ACL_EVENT_RECORDED_STATUS_NOT_READY, was_recorded(it) && is_over(it))
 QUERY(aclrtQueryEventWaitStatus, aclrtEventWaitStatus, ACL_EVENT_WAIT_STATUS_COMPLETE,
-      ACL_EVENT_WAIT_STATUS_NOT_READY, !it->is_recorded || is_over(it))
+      ACL_EVENT_WAIT_STATUS_NOT_READY, !was_recorded(it) || is_over(it))
 
 API aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent)
 {
@@ -645,7 +649,7 @@ static struct pending {
 } pending[MOST_PENDING];
 static volatile uint32_t launched;
 static int subscriptions;
-static spin_lock pending_lock;
+spin_lock pending_lock;
 
 API aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream)
 {
@@ -718,8 +722,8 @@ API aclError aclrtLaunchCallback(aclrtCallback fn, void *userData, aclrtCallback
     while (place < pending + MOST_PENDING && place->is_used)
         ++place;
     if (place < pending + MOST_PENDING)
-        *place = (struct pending){it->subscriber, hold_task(it->latest), true};
-    ++launched;
+        *place = (struct pending){it->subscriber, latest_task(it), true};
+    __atomic_add_fetch(&launched, 1, __ATOMIC_RELEASE);
     unlock(&pending_lock);
     wake(&launched);
     return 0;
@@ -761,7 +765,7 @@ API aclError aclrtProcessReport(int32_t timeout)
                     "a thread of no stream; allowed: after aclrtSubscribeReport");
     struct task *task = NULL;
     for (;;) {
-        uint32_t before = launched;
+        uint32_t before = __atomic_load_n(&launched, __ATOMIC_ACQUIRE);
         if (take_pending(thread, &task))
             break;
         if (!wait_while(&launched, before, timeout))

@@ -76,7 +76,9 @@ int read_settings(const struct call *call, int status); // fails with the status
 typedef volatile uint32_t spin_lock;
 void lock(spin_lock *lock);
 void unlock(spin_lock *lock);
-extern spin_lock object_lock, block_lock, plan_lock, line_lock; // which a fork waits for
+// Those that a fork waits for.
+extern spin_lock object_lock, block_lock, plan_lock, line_lock, settings_lock, pending_lock,
+    reserved_lock, waiting_lock;
 
 // Objects and their handles (objects.c)
 
@@ -186,6 +188,7 @@ struct stream {
 };
 struct event {
     struct object object;
+    spin_lock lock; // of the task and the time
     struct task *task;
     double time; // milliseconds
     bool is_recorded, can_order, has_time;
@@ -209,11 +212,12 @@ void leave_place(void);
 struct event *new_event(bool can_order, bool has_time);
 void record(struct event *event, struct stream *stream);
 void reset(struct event *event);
+bool was_recorded(struct event *event);
 int finish_event(struct event *event);
 bool is_over(struct event *event); // whether the work before it is done
 int wait_for_event(const struct call *call, struct stream *stream, struct event *event);
-int elapsed(const struct call *call, const struct event *start, const struct event *end, float *ms);
-struct task *hold_task(struct task *task);
+int elapsed(const struct call *call, struct event *start, struct event *end, float *ms);
+struct task *latest_task(struct stream *stream); // held
 void wait_for_task(struct task *task);
 void leave_task(struct task *task);
 bool wait_while(volatile uint32_t *word, uint32_t value, int milliseconds); // false: it took longer

@@ -162,7 +162,7 @@ API infiniStatus_t infinirtEventQuery(infinirtEvent_t event, infinirtEventStatus
     EVENT_OF(it, event);
     NEED_PLACE(status_ptr);
     *status_ptr =
-        it->is_recorded && is_over(it) ? INFINIRT_EVENT_COMPLETE : INFINIRT_EVENT_NOT_READY;
+        was_recorded(it) && is_over(it) ? INFINIRT_EVENT_COMPLETE : INFINIRT_EVENT_NOT_READY;
     return 0;
 }
 

@@ -224,7 +224,7 @@ void replace_object(const void *handle, void *object)
 
 void each_object(void (*visit)(void *, enum kind, void *, void *), void *data)
 {
-    for (uint32_t index = 1; index < count; ++index) {
+    for (uint32_t index = 1; index < __atomic_load_n(&count, __ATOMIC_ACQUIRE); ++index) {
         lock(&object_lock);
         struct entry entry = *entry_at(index);
         struct object *object = entry.is_living ? hold(entry.object) : NULL;

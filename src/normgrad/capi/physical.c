@@ -22,7 +22,7 @@ static struct reserved {
     char *first, *start; // start: of the mapping that the addresses are in
     size_t size;
 } reserved[MOST_RESERVED];
-static spin_lock reserved_lock;
+spin_lock reserved_lock;
 
 #define NEED_ZERO(name, value)                                                                     \
     do {                                                                                           \

@@ -368,6 +368,8 @@ void with_stack(void (*run)(void *), void *data)
 static __thread int forking;
 static __thread PyGILState_STATE fork_state;
 enum { LOCKED = 1, WITH_GIL = 2, AMID_START = 4 };
+static spin_lock *const LOCKS[] = {&object_lock,   &block_lock,   &plan_lock,     &line_lock,
+                                   &settings_lock, &pending_lock, &reserved_lock, &waiting_lock};
 
 static void before_fork(void)
 {
@@ -388,19 +390,15 @@ static void before_fork(void)
         py.PyOS_BeforeFork();
         forking |= WITH_GIL;
     }
-    spin_lock *locks[] = {&object_lock, &block_lock, &plan_lock, &line_lock};
-    for (int i = 0; i < 4; ++i)
-        lock(locks[i]);
+    for (size_t i = 0; i < sizeof LOCKS / sizeof *LOCKS; ++i)
+        lock(LOCKS[i]);
 }
 
 // The child keeps this thread's Python state: it would not find room for another first one.
 static void after_fork(void (*tell_python)(void), bool is_child)
 {
-    if (forking & LOCKED) {
-        spin_lock *locks[] = {&line_lock, &plan_lock, &block_lock, &object_lock};
-        for (int i = 0; i < 4; ++i)
-            unlock(locks[i]);
-    }
+    for (size_t i = 0; forking & LOCKED && i < sizeof LOCKS / sizeof *LOCKS; ++i)
+        unlock(LOCKS[i]);
     if (forking & WITH_GIL) {
         tell_python();
         if (bridge.after_fork)

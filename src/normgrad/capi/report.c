@@ -28,8 +28,7 @@ const struct statuses OF_INFINI = {INFINI_STATUS_BAD_PARAM, INFINI_STATUS_BAD_PA
 // Settings
 
 static struct settings current;
-static spin_lock settings_lock;
-spin_lock line_lock;
+spin_lock line_lock, settings_lock;
 
 static const char *variable(const char *name)
 {
@@ -196,6 +195,7 @@ void report_lines(void)
     static const char *const NAMES[SORTS][2] = {
         {"call failed", "calls failed"},
         {"call that may fail on devices", "calls that may fail on devices"}};
+    lock(&line_lock);
     for (int sort = 0; sort < SORTS; ++sort) {
         int total = 0;
         for (int i = 0; i < line_count; ++i)

@@ -79,6 +79,7 @@ void wake(volatile uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE
 struct task {
     volatile uint32_t is_done;
     int users;
+    struct stream *stream;
     struct task *next, *awaited; // awaited: what an event marks that the task waits for
     int (*work)(void *);
     void *data;
@@ -95,7 +96,7 @@ static bool has_threads(void)
     return (__tsan_release || settings()->has_threads) && !is_forked();
 }
 
-struct task *hold_task(struct task *task)
+static struct task *hold_task(struct task *task)
 {
     if (task)
         __atomic_add_fetch(&task->users, 1, __ATOMIC_RELAXED);
@@ -111,9 +112,13 @@ void leave_task(struct task *task)
     free(task);
 }
 
+static __thread struct stream *served; // whose work this thread does
+
 void wait_for_task(struct task *task)
 {
     if (!task || is_forked()) // a child has none of its parent's threads
+        return;
+    if (task->stream == served) // a callback's wait for its own stream would not end
         return;
     wait_while(&task->is_done, 0, -1);
     acquire(task);
@@ -133,7 +138,7 @@ static bool is_task_done(struct task *task)
 
 static void *serve(void *argument)
 {
-    struct stream *stream = argument;
+    struct stream *stream = served = argument;
     for (;;) {
         uint32_t added = __atomic_load_n(&stream->added, __ATOMIC_ACQUIRE);
         lock(&stream->lock);
@@ -150,6 +155,8 @@ static void *serve(void *argument)
         }
         acquire(&task->work);
         wait_for_task(task->awaited);
+        leave_task(task->awaited); // now, since it may wait for another, and so on without end
+        task->awaited = NULL;
         enter_place(task->from);
         int status = task->work ? task->work(task->data) : 0;
         leave_place();
@@ -178,7 +185,7 @@ static void *serve(void *argument)
 static int add(const struct call *call, struct stream *stream, struct task *task)
 {
     lock(&stream->lock);
-    if (!stream->has_thread) {
+    if (!stream->has_thread && !stream->is_ending) {
         pthread_t thread;
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
@@ -186,20 +193,26 @@ static int add(const struct call *call, struct stream *stream, struct task *task
         hold(stream);
         stream->has_thread = !pthread_create(&thread, &attributes, serve, stream);
         pthread_attr_destroy(&attributes);
+        if (!stream->has_thread)
+            leave(stream);
     }
-    if (!stream->has_thread) {
+    bool is_ending = stream->is_ending; // another thread destroys it
+    if (is_ending || !stream->has_thread) {
         unlock(&stream->lock);
-        leave(stream);
+        if (task->drop)
+            task->drop(task->data);
         leave_task(task);
-        return fail(call, call->statuses->failure, "no thread for a stream");
+        return fail(call, call->statuses->failure, "stream: %s",
+                    is_ending ? "destroyed; allowed: one that stays" : "no thread for it");
     }
     task->users = 2; // the thread, and the stream as its latest
+    task->stream = stream;
     tsan_release(&task->work);
     *(stream->last ? &stream->last->next : &stream->first) = task;
     stream->last = task;
     struct task *before = stream->latest;
     stream->latest = task;
-    ++stream->added;
+    __atomic_add_fetch(&stream->added, 1, __ATOMIC_RELEASE);
     unlock(&stream->lock);
     wake(&stream->added);
     leave_task(before);
@@ -213,6 +226,11 @@ int submit(const struct call *call, struct stream *stream, int (*work)(void *), 
 {
     if (runs_later(stream)) {
         struct task *task = calloc(1, sizeof *task);
+        if (!task) {
+            if (drop)
+                drop(data);
+            return fail(call, call->statuses->failure, "no memory");
+        }
         *task =
             (struct task){.users = 1, .work = work, .data = data, .drop = drop, .from = call->from};
         return add(call, stream, task);
@@ -260,7 +278,7 @@ static int take_failure(struct stream *stream)
     return status;
 }
 
-static struct task *latest_of(struct stream *stream)
+struct task *latest_task(struct stream *stream)
 {
     lock(&stream->lock);
     struct task *task = hold_task(stream->latest);
@@ -270,7 +288,7 @@ static struct task *latest_of(struct stream *stream)
 
 int finish(struct stream *stream)
 {
-    struct task *task = latest_of(stream);
+    struct task *task = latest_task(stream);
     wait_for_task(task);
     leave_task(task);
     return take_failure(stream);
@@ -295,7 +313,7 @@ int finish_all(void)
 
 bool is_idle(struct stream *stream)
 {
-    struct task *task = latest_of(stream);
+    struct task *task = latest_task(stream);
     bool is_done = is_task_done(task);
     leave_task(task);
     return is_done;
@@ -312,14 +330,25 @@ int end_stream(const struct call *call, const char *name, const void *handle)
     finish(stream);
     lock(&stream->lock);
     stream->is_ending = true;
-    ++stream->added;
+    __atomic_add_fetch(&stream->added, 1, __ATOMIC_RELEASE);
     unlock(&stream->lock);
     wake(&stream->added);
     return 0;
 }
 
+static void reset_each(void *handle, enum kind kind, void *object, void *data)
+{
+    (void)handle, (void)data;
+    struct stream *stream = object;
+    if (kind == STREAM) // another thread may have been amid a change of it
+        *stream = (struct stream){.object = stream->object, .context = stream->context};
+    if (kind == EVENT)
+        ((struct event *)object)->lock = 0;
+}
+
 void streams_forked(void) // the child has no threads
 {
+    each_object(reset_each, NULL);
     struct stream *defaults[] = {&default_of_acl, &default_of_infini};
     for (int i = 0; i < 2; ++i)
         *defaults[i] = (struct stream){.object = {1, NULL}};
@@ -337,62 +366,93 @@ struct event *new_event(bool can_order, bool has_time)
 {
     struct event *event = calloc(1, sizeof *event);
     if (event)
-        *event = (struct event){{0, drop_event}, NULL, 0, false, can_order, has_time};
+        *event = (struct event){
+            .object.drop = drop_event, .can_order = can_order, .has_time = has_time};
     return event;
+}
+
+static void mark(struct event *event, struct task *task, double time, bool is_recorded)
+{
+    lock(&event->lock);
+    struct task *before = event->task;
+    event->task = task;
+    event->time = time;
+    event->is_recorded = is_recorded;
+    unlock(&event->lock);
+    leave_task(before);
+}
+
+static struct task *task_of(struct event *event) // held
+{
+    lock(&event->lock);
+    struct task *task = hold_task(event->task);
+    unlock(&event->lock);
+    return task;
+}
+
+bool was_recorded(struct event *event)
+{
+    lock(&event->lock);
+    bool is_recorded = event->is_recorded;
+    unlock(&event->lock);
+    return is_recorded;
 }
 
 void record(struct event *event, struct stream *stream)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    struct task *before = event->task;
-    event->task = latest_of(stream);
-    event->time = 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
-    event->is_recorded = true;
-    leave_task(before);
+    double time = 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
+    mark(event, latest_task(stream), time, true);
 }
 
-void reset(struct event *event)
-{
-    struct task *before = event->task;
-    event->task = NULL;
-    event->is_recorded = false;
-    leave_task(before);
-}
+void reset(struct event *event) { mark(event, NULL, 0, false); }
 
 int finish_event(struct event *event)
 {
-    struct task *task = event->task;
+    struct task *task = task_of(event);
     wait_for_task(task);
-    if (task && task->message)
-        snprintf(last_message(), MESSAGE_SIZE, "%s", task->message);
-    return task ? task->status : 0;
+    int status = task ? task->status : 0;
+    if (status)
+        snprintf(last_message(), MESSAGE_SIZE, "%s", task->message ? task->message : "");
+    leave_task(task);
+    return status;
 }
 
-bool is_over(struct event *event) { return is_task_done(event->task); }
+bool is_over(struct event *event)
+{
+    struct task *task = task_of(event);
+    bool is_done = is_task_done(task);
+    leave_task(task);
+    return is_done;
+}
 
 int wait_for_event(const struct call *call, struct stream *stream, struct event *event)
 {
     if (!event->can_order)
         return refuse(call, "event: one without ACL_EVENT_SYNC; allowed: one with it");
-    if (!event->task || !has_threads())
+    struct task *awaited = has_threads() ? task_of(event) : NULL;
+    if (!awaited)
         return 0;
     struct task *task = calloc(1, sizeof *task);
-    task->users = 1;
-    task->awaited = hold_task(event->task);
+    if (!task) {
+        leave_task(awaited);
+        return fail(call, call->statuses->failure, "no memory");
+    }
+    *task = (struct task){.users = 1, .awaited = awaited};
     return add(call, stream, task);
 }
 
-int elapsed(const struct call *call, const struct event *start, const struct event *end, float *ms)
+int elapsed(const struct call *call, struct event *start, struct event *end, float *ms)
 {
-    const struct event *events[] = {start, end};
+    struct event *events[] = {start, end};
     for (int i = 0; i < 2; ++i) {
         const char *name = i ? "end" : "start";
-        if (!events[i]->is_recorded)
+        if (!was_recorded(events[i]))
             return refuse(call, "%s: an event that was not recorded; allowed: one that was", name);
         if (!events[i]->has_time)
             return refuse(call, "%s: one without a time; allowed: one that was made with it", name);
-        if (!is_task_done(events[i]->task))
+        if (!is_over(events[i]))
             return refuse(
                 call, "%s: an event whose work is not done; allowed: after waiting for it", name);
     }

@@ -19,6 +19,7 @@ static void scale(void *data)
     aclrtStream stream; // a callback may make calls
     MUST(aclrtCreateStream(&stream));
     MUST(aclrtDestroyStream(stream));
+    MUST(aclrtSynchronizeDevice()); // which does not wait for this callback
 }
 
 static void look(void *data)
