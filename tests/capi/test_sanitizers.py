@@ -41,6 +41,13 @@ def test_destructors_of_a_thread_s_data_can_call(compile_for, tmp_path):
     assert done.stdout.startswith("107000 aclrtFree: devPtr: 1 bytes behind the start of a block")
 
 
+def test_threads_that_fail_while_the_report_is_printed(compile_for, tmp_path):
+    program = compile_for("address", PROGRAMS / "reports.c", tmp_path / "program", "acl")
+    done = run(program, env={**WITHOUT_LEAKS, "NORMGRAD_CAPI_REPORT": "1"})
+    assert done.returncode == 0
+    assert "AddressSanitizer" not in done.stderr
+
+
 @pytest.mark.parametrize("sanitizer", ["address", "undefined"])
 @pytest.mark.parametrize(("name", "dialect"), EXAMPLES.items())
 def test_no_finding_in_an_example(compile_for, tmp_path, name, dialect, sanitizer):
