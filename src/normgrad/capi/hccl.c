@@ -1,8 +1,8 @@
 // libhccl: CANN's collectives, between the processes and threads of one machine.
 //
-// The rank that has made the root info is the hub: all others send their data to it, and it sends back
-// the results. Reductions go over the ranks in order, in float64 or the integers' own type, and round
-// once, so all ranks get the same bits.
+// A rank whose process has made the root info is the hub: all others send their data to it, and it
+// sends back the results. Reductions go over the ranks in order, in float64 or the integers' own
+// type, and round once, so all ranks get the same bits.
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -20,7 +20,8 @@
 #include "runtime.h"
 
 static const char MAGIC[8] = "normgrad";
-enum { MOST_RANKS = 1 << 16, TOKEN = 16, MOST_WAITING = 64, CONNECT = 120, EXECUTE = 1836 }; // the last two in seconds
+enum { MOST_RANKS = 1 << 16, TOKEN = 16, MOST_WAITING = 64 };
+enum { CONNECT = 120, EXECUTE = 1836 }; // seconds
 
 struct communicator {
     struct object object;
@@ -33,8 +34,8 @@ struct communicator {
 struct root {
     char magic[sizeof MAGIC], token[TOKEN];
 };
-// The sockets of root infos that were made in this process, or in the one that it was forked from, and
-// that it has not used. Of all these processes the first that can read ``claim`` is the hub.
+// The sockets of root infos that were made in this process, or in the one that it was forked from,
+// and that it has not used. Of all these processes the first that can read ``claim`` is the hub.
 static struct {
     bool is_used;
     char token[TOKEN];

@@ -24,7 +24,8 @@ static void *run(void *data)
     if (rank == 1)
         MUST(HcclCommDestroy(comm));
     else
-        *status = HcclAllReduce(memory, memory, 16, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_SUM, comm, NULL);
+        *status = HcclAllReduce(memory, memory, 16, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_SUM, comm,
+                                NULL);
     pthread_barrier_wait(&over); // no rank ends before all have failed
     return NULL;
 }
