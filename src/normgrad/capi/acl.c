@@ -396,6 +396,8 @@ API aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId)
     NEED_PLACE(context);
     TRY(check_device(call, deviceId));
     *context = new_context(call, deviceId, true);
+    if (!*context)
+        return call->statuses->failure;
     enter(deviceId, *context);
     return 0;
 }
@@ -428,6 +430,8 @@ API aclError aclrtGetCurrentContext(aclrtContext *context)
     int32_t device = own_device();
     if (!__atomic_load_n(&own[device], __ATOMIC_ACQUIRE)) {
         void *none = NULL, *made = new_context(call, device, false);
+        if (!made)
+            return call->statuses->failure;
         if (!__atomic_compare_exchange_n(&own[device], &none, made, false, __ATOMIC_ACQ_REL,
                                          __ATOMIC_ACQUIRE)) // another thread was faster
             end_handle(call, made);
@@ -463,8 +467,7 @@ static int check_timeout(const struct call *call, int32_t timeout)
 static int create_stream(const struct call *call, aclrtStream *stream)
 {
     NEED_PLACE(stream);
-    *stream = handle_of(call, STREAM, new_stream(own_context()), true);
-    return *stream ? 0 : fail(call, call->statuses->failure, "no memory");
+    return put_handle(call, stream, STREAM, new_stream(own_context()));
 }
 
 API aclError aclrtCreateStream(aclrtStream *stream)
@@ -538,8 +541,7 @@ static int create_event(const struct call *call, aclrtEvent *event, uint32_t fla
     NEED_PLACE(event);
     bool can_order = flag & (ACL_EVENT_SYNC | ACL_EVENT_EXTERNAL),
          has_time = flag & ACL_EVENT_TIME_LINE;
-    *event = handle_of(call, EVENT, new_event(can_order, has_time), true);
-    return *event ? 0 : fail(call, call->statuses->failure, "no memory");
+    return put_handle(call, event, EVENT, new_event(can_order, has_time));
 }
 
 API aclError aclrtCreateEvent(aclrtEvent *event)

@@ -109,8 +109,10 @@ struct object {
 void *hold(void *object);
 void leave(void *object);
 
-// Make the handle of a new object, which the program has to end if it is owned. Null without memory.
+// Make the handle of a new object, which the program has to end if it is owned. Without memory for
+// either the call fails: null is returned, or the status.
 void *handle_of(const struct call *call, enum kind kind, void *object, bool is_owned);
+int put_handle(const struct call *call, void *place, enum kind kind, void *object);
 // Find the living object of a kind behind a handle; fails for all other handles, and for null.
 int need(const struct call *call, const char *name, enum kind kind, const void *handle,
          void *place);
@@ -148,7 +150,7 @@ int release(const struct call *call, const char *name, const char *makers, void 
 bool block_at(const void *address, struct block *found);
 // The first address after a block and after mappings that continue it.
 char *end_of_block(const struct block *block);
-void add_mapping(const struct call *call, void *address, size_t size, bool is_device);
+bool add_mapping(const struct call *call, void *address, size_t size, bool is_device);
 bool has_mapping(const char *first, const char *end);
 void forget_blocks(const char *first, const char *end); // freed ones, whose addresses serve again
 void release_context(void *context);                    // free what belongs to it

@@ -246,8 +246,7 @@ API HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInf
         leave(it);
         return (HcclResult)status;
     }
-    *comm = handle_of(call, COMMUNICATOR, it, true);
-    return 0;
+    return (HcclResult)put_handle(call, comm, COMMUNICATOR, it);
 }
 
 // Let the other ranks see that this one has ended. Needs the lock.

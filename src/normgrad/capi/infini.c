@@ -111,8 +111,7 @@ API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr)
 {
     BEGIN(&OF_INFINI);
     NEED_PLACE(stream_ptr);
-    *stream_ptr = handle_of(call, STREAM, new_stream(NULL), true);
-    return 0;
+    return (infiniStatus_t)put_handle(call, stream_ptr, STREAM, new_stream(NULL));
 }
 
 API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream)
@@ -143,17 +142,15 @@ API infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr, uint
     if (flags & ~3u)
         return refuse(call, "flags: %#x; allowed: 0, 1, 2 or 3, as infinirtEventFlags_t has",
                       flags);
-    *event_ptr =
-        handle_of(call, EVENT, new_event(true, !(flags & INFINIRT_EVENT_DISABLE_TIMING)), true);
-    return 0;
+    bool has_time = !(flags & INFINIRT_EVENT_DISABLE_TIMING);
+    return (infiniStatus_t)put_handle(call, event_ptr, EVENT, new_event(true, has_time));
 }
 
 API infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr)
 {
     BEGIN(&OF_INFINI);
     NEED_PLACE(event_ptr);
-    *event_ptr = handle_of(call, EVENT, new_event(true, true), true);
-    return 0;
+    return (infiniStatus_t)put_handle(call, event_ptr, EVENT, new_event(true, true));
 }
 
 API infiniStatus_t infinirtEventQuery(infinirtEvent_t event, infinirtEventStatus_t *status_ptr)
@@ -322,8 +319,8 @@ API infiniStatus_t infiniopCreateHandle(infiniopHandle_t *handle_ptr)
 {
     BEGIN(&OF_INFINI);
     NEED_PLACE(handle_ptr);
-    *handle_ptr = handle_of(call, INFINI_HANDLE, calloc(1, sizeof(struct object)), true);
-    return 0;
+    void *object = calloc(1, sizeof(struct object));
+    return (infiniStatus_t)put_handle(call, handle_ptr, INFINI_HANDLE, object);
 }
 
 API infiniStatus_t infiniopDestroyHandle(infiniopHandle_t handle)
@@ -368,8 +365,7 @@ API infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *de
         free(tensor);
         return (infiniStatus_t)status;
     }
-    *desc_ptr = handle_of(call, INFINI_TENSOR, tensor, true);
-    return 0;
+    return (infiniStatus_t)put_handle(call, desc_ptr, INFINI_TENSOR, tensor);
 }
 
 API infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc)
@@ -437,8 +433,7 @@ API infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(
         drop_operator(made);
         return (infiniStatus_t)status;
     }
-    *desc_ptr = handle_of(call, INFINI_OPERATOR, made, true);
-    return 0;
+    return (infiniStatus_t)put_handle(call, desc_ptr, INFINI_OPERATOR, made);
 }
 
 API infiniStatus_t

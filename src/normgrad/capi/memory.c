@@ -101,24 +101,30 @@ char *end_of_block(const struct block *block)
     return end;
 }
 
-static void add(const struct call *call, struct block block)
+static bool add(const struct call *call, struct block block)
 {
     static size_t number;
     struct block *new = malloc(sizeof *new);
+    if (!new)
+        return false;
     *new = block;
     new->maker = call->function;
     new->from = call->from;
     lock(&block_lock);
     new->number = ++number;
-    tsearch(new, &tree, compare);
+    bool is_added = tsearch(new, &tree, compare);
     changed();
     unlock(&block_lock);
+    if (!is_added)
+        free(new);
+    return is_added;
 }
 
-void add_mapping(const struct call *call, void *address, size_t size, bool is_device)
+bool add_mapping(const struct call *call, void *address, size_t size, bool is_device)
 {
-    add(call, (struct block){
-                  .address = address, .size = size, .is_device = is_device, .is_mapped = true});
+    return add(call,
+               (struct block){
+                   .address = address, .size = size, .is_device = is_device, .is_mapped = true});
 }
 
 // Remove a block from the tree, and give its memory back. Needs the lock.
@@ -187,12 +193,15 @@ int allocate(const struct call *call, int no_memory, void *context, size_t size,
         unlock(&block_lock);
         data = new_memory(bytes);
     }
-    if (!data)
+    if (!data ||
+        !add(call,
+             (struct block){
+                 .address = data, .size = bytes, .is_device = is_device, .context = context})) {
+        free(data);
         return fail(call, no_memory, "size: %zu bytes; allowed: what the machine has", size);
+    }
     if (bytes <= FILLED)
         memset(data, 0xFF, bytes);
-    add(call,
-        (struct block){.address = data, .size = bytes, .is_device = is_device, .context = context});
     *place = data;
     return 0;
 }

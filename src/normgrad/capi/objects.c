@@ -76,8 +76,10 @@ static uint64_t number_of(uint32_t index, uint32_t generation)
 void *handle_of(const struct call *call, enum kind kind, void *object, bool is_owned)
 {
     struct object *old = NULL, *new = object;
-    if (!new)
+    if (!new) {
+        fail(call, call->statuses->failure, "no memory");
         return NULL;
+    }
     new->users = 1;
     lock(&object_lock);
     uint32_t index = first_free;
@@ -91,6 +93,7 @@ void *handle_of(const struct call *call, enum kind kind, void *object, bool is_o
         if (index >= CHUNK * CHUNKS || (!*chunk && !(*chunk = calloc(CHUNK, sizeof **chunk)))) {
             unlock(&object_lock);
             leave(new);
+            fail(call, call->statuses->failure, "no memory for one more handle");
             return NULL;
         }
         __atomic_store_n(&count, index + 1, __ATOMIC_RELEASE);
@@ -108,6 +111,13 @@ void *handle_of(const struct call *call, enum kind kind, void *object, bool is_o
     unlock(&object_lock);
     leave(old);
     return (void *)number_of(index, generation);
+}
+
+int put_handle(const struct call *call, void *place, enum kind kind, void *object)
+{
+    void *handle = handle_of(call, kind, object, true);
+    memcpy(place, &handle, sizeof handle);
+    return handle ? 0 : call->statuses->failure;
 }
 
 // The entry of a handle, living or not; null if there is none.

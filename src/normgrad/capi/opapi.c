@@ -133,8 +133,7 @@ static int phase_1(const struct call *call, const struct operator *operator,
         return status;
     }
     *workspaceSize = workspace_size(job->plan);
-    *executor = handle_of(call, EXECUTOR, made, true);
-    return 0;
+    return put_handle(call, executor, EXECUTOR, made);
 }
 
 // Check that a tensor's memory is still what it was in phase 1, or has come to be.

@@ -105,8 +105,7 @@ API aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t size,
         memset(data, 0xFF, size);
         munmap(data, size);
     }
-    *handle = handle_of(call, PHYSICAL, physical, true);
-    return 0;
+    return put_handle(call, handle, PHYSICAL, physical);
 }
 
 API aclError aclrtFreePhysical(aclrtDrvMemHandle handle)
@@ -198,7 +197,10 @@ API aclError aclrtMapMem(void *virPtr, size_t size, size_t offset, aclrtDrvMemHa
     if (mmap(first, size, ACCESS, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED)
         return no_memory(call, size);
     forget_blocks(first, first + size);
-    add_mapping(call, first, size, physical->is_device);
+    if (!add_mapping(call, first, size, physical->is_device)) {
+        mmap(first, size, ACCESS, UNUSED | MAP_FIXED, -1, 0);
+        return no_memory(call, size);
+    }
     return 0;
 }
 

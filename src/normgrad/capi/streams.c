@@ -366,8 +366,8 @@ struct event *new_event(bool can_order, bool has_time)
 {
     struct event *event = calloc(1, sizeof *event);
     if (event)
-        *event = (struct event){
-            .object.drop = drop_event, .can_order = can_order, .has_time = has_time};
+        *event =
+            (struct event){.object.drop = drop_event, .can_order = can_order, .has_time = has_time};
     return event;
 }
 
