@@ -296,7 +296,9 @@ def test_sub_interpreters_and_the_end_of_python(libraries, tmp_path, when):
     python = [f"-I{path}" for path in build._python_headers()]
     python += [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-lpython{version}"]
     program = libraries.compile(PROGRAMS / "interpreters.c", tmp_path / "program", "acl", python)
-    done = run(program, when, env=python_environment())
+    # The program's Python is the one that a shell finds: of the virtual environment of these tests.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = run(program, when, env=python_environment(PATH=path))
     assert (done.returncode, done.stderr) == (0, "")
     refused = "500000 aclInit: called by a sub-interpreter; allowed: the main interpreter"
     ended = "361001 aclnnBatchNormBackward: the Python that served this process has ended"
