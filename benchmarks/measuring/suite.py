@@ -175,10 +175,10 @@ TINY: tuple[Grouped, ...] = (
     *(((100_000, 8, 1), 4), ((64, 4096, 2, 2), 32), ((64, 4096, 2, 2), 1024)),
 )
 TINY_ROWS: tuple[Shape, ...] = ((4_000_000, 1), (500_000, 8), (500_000, 16))
-#: The deepest levels of diffusion models and detectors: 1 × 1 to 4 × 4 positions.
+#: The deepest levels of diffusion models and detectors: 1 × 1 to 8 × 8 positions.
 FEW_POSITIONS: tuple[Grouped, ...] = (
     *(((512, 256, 1, 1), 32), ((64, 512, 2, 2), 32), ((32, 512, 3, 3), 32)),
-    ((16, 1024, 4, 4), 32),
+    *(((16, 1024, 4, 4), 32), ((32, 384, 7, 7), 32), ((16, 256, 8, 8), 32)),
 )
 #: Whole tensors normalised as one or a few rows.
 HUGE_ROWS: tuple[Shape, ...] = ((1, 4_000_000), (2, 1_000_000))
