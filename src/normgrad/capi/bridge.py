@@ -179,24 +179,25 @@ def _guarded(answer: Callable[[Any], None], table: _Table) -> Callable[[Any], in
 
 
 def _fail(request: Any, status: int, text: str) -> int:
-    content = text.replace("\0", " ").encode("utf-8", "replace")[: _MESSAGE_SIZE - 256]
-    content = content.decode("utf-8", "ignore").encode()  # without a truncated character at the end
-    ctypes.memmove(request.message, content + b"\0", len(content) + 1)
+    _write_text(request.message, text, _MESSAGE_SIZE - 255)
     return status
+
+
+def _write_text(address: int, text: str, size: int) -> None:
+    """Write a text and a zero byte to ``size`` bytes; what does not fit is left out."""
+    content = text.replace("\0", " ").encode("utf-8", "replace")[: size - 1]
+    content = content.decode("utf-8", "ignore").encode()  # without a truncated character at the end
+    ctypes.memmove(address, content + b"\0", len(content) + 1)
 
 
 # Settings
 
 
-def _device(request: Any) -> products.Device:
-    """The product whose contract counts; a ValueError if there is none of that name."""
-    product, save_invstd = request.product.decode(), request.save_invstd.decode()
-    return products.current(products.device(product or products.A2, save_invstd or "invstd"))
-
-
 def _checked_device(request: Any, status: int) -> products.Device:
+    """The product whose contract counts; there may be none of the name that was set."""
+    product, save_invstd = request.product.decode(), request.save_invstd.decode()
     try:
-        return _device(request)
+        return products.current(products.device(product or products.A2, save_invstd or "invstd"))
     except ValueError as error:
         raise _RefusedError(status, str(error)) from None
 
@@ -226,8 +227,7 @@ def _find_chip(request: Any) -> None:
     chip = request.product.decode().replace(" ", "")
     if not re.fullmatch(r"Ascend\d\w+", chip) or products.find(chip) is not device.product:
         chip = _CHIPS[device.product.name]
-    content = chip.encode()[: request.capacity - 1]
-    ctypes.memmove(request.workspace, content + b"\0", len(content) + 1)
+    _write_text(request.workspace, chip, request.capacity)
 
 
 # Arguments
@@ -302,10 +302,8 @@ def _find_plan(request: Any) -> None:
     size, executor = phases.phase_1(translation, arguments, device)
     prepared = executor.prepared
     if request.size:  # a report is wanted
-        notes = "\n".join(devices.remarks(operator, arguments, device.saved_variance)).encode()[
-            : _MESSAGE_SIZE - 1
-        ]
-        ctypes.memmove(request.notes, notes + b"\0", len(notes) + 1)
+        notes = "\n".join(devices.remarks(operator, arguments, device.saved_variance))
+        _write_text(request.notes, notes, _MESSAGE_SIZE)
     used = []
     for use in prepared.uses(arguments):
         tensor = arguments[use.name]
@@ -350,19 +348,7 @@ def _write_plan(
             schedule = plan.native({})
         except Exception:  # which the computation raises again
             is_native = -1
-    words = [
-        size,
-        1,
-        is_native,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        len(used),
-        *(int(each) for use in used for each in use),
-    ]
+    alignment, driver, team, counts = 1, 0, (0, 1), (0, 0, 0)
     places: list[int] = []
     tail: list[int] = []
     if plan is not None and schedule is not None:
@@ -370,10 +356,13 @@ def _write_plan(
         block = list(block)
         if block:
             block[STACK_GETTER] = 0  # C looks at stacks itself
-        team = plan.team() if parallel else (0, 1)
-        words[1:9] = [plan.alignment, 1, driver, *team, step_count, len(block), len(steps)]
+        alignment, is_native = plan.alignment, 1
+        team = plan.team() if parallel else team
+        counts = step_count, len(block), len(steps)
         places += plan.in_slots((*order, _WORKSPACE, _NO_PLACE))
         tail = [*block, *steps]
+    words = [size, alignment, is_native, driver, *team, *counts, len(used)]
+    words += [int(each) for use in used for each in use]
     words += [*places, *[_NO_PLACE] * (_PLACES - len(places)), *tail]
     if len(words) > request.capacity:
         _write_plan(request, None, size, used, order)

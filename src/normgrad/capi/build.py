@@ -37,9 +37,7 @@ _LINKS = {
     },
     **{
         f"lib/lib{name}.so": f"lib{DIALECTS[0].library}.so"
-        for name in (
-            *("opapi_nn", "opapi_math", "acl_op_compiler", "acl_tdt_channel", "msprofiler"),
-        )
+        for name in ("opapi_nn", "opapi_math", "acl_op_compiler", "acl_tdt_channel", "msprofiler")
     },
 }
 

@@ -248,7 +248,7 @@ struct tensor *new_tensor(int64_t rank, const int64_t *dims, const int64_t *stri
 
 // Plans: calls whose arguments Python has checked (plans.c)
 
-enum { MOST_ARGUMENTS = 16, PLACES = 32 };
+enum { MOST_ARGUMENTS = 16, PLACES = 32, PROBLEM_SIZE = 128 };
 // An argument of an operator's call: a handle's object, a number, or what is wrong with it.
 struct argument {
     int kind; // of enum kind, or one of these
@@ -260,6 +260,9 @@ struct argument {
     uint64_t block_size;
 };
 enum { IS_NULL = 100, IS_INTEGER, IS_REAL, IS_BOOL };
+// The argument that a handle stands for. Its object is held; what is wrong with the handle may be
+// written to ``problem``, of PROBLEM_SIZE bytes.
+struct argument argument_of(const void *handle, char *problem);
 // A call that was checked, and what computes it. ``addresses`` are those of the first elements of the
 // tensors among the arguments, or null.
 struct plan;

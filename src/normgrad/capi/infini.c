@@ -406,7 +406,7 @@ API infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(
     BEGIN(&OF_INFINI);
     const void *handles[] = {handle,      grad_input, grad_weight,  grad_bias,  input,
                              grad_output, weight,     running_mean, running_var};
-    char problems[MOST_ARGUMENTS][128];
+    char problems[MOST_ARGUMENTS][PROBLEM_SIZE];
     if (handle && !desc_ptr) // a null handle is told first
         return (infiniStatus_t)refuse_null(call, "desc_ptr", "a pointer to write to");
     struct batch_norm *made = calloc(1, sizeof *made);
@@ -414,20 +414,8 @@ API infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(
         return (infiniStatus_t)fail(call, call->statuses->failure, "no memory");
     made->object = (struct object){1, drop_operator};
     made->job.operator = call->function;
-    for (int i = 0; i <= TENSORS; ++i) {
-        struct argument *argument = &made->job.arguments[made->job.count++];
-        enum kind kind = NOTHING;
-        void *object = handles[i] ? peek(handles[i], &kind) : NULL;
-        argument->kind = handles[i] ? (int)kind : IS_NULL;
-        if (object) {
-            argument->object = hold(object);
-            argument->problem =
-                kind == INFINI_TENSOR || kind == INFINI_HANDLE ? NULL : name_of(kind);
-        } else if (handles[i]) {
-            argument->problem = problems[i];
-            snprintf(problems[i], sizeof *problems, "%s", problem_of(handles[i]));
-        }
-    }
+    for (int i = 0; i <= TENSORS; ++i)
+        made->job.arguments[made->job.count++] = argument_of(handles[i], problems[i]);
     int status = find_plan(call, &made->job);
     if (status) {
         drop_operator(made);

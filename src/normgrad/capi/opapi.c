@@ -54,8 +54,6 @@ static char *first_element(const struct tensor *tensor)
     return (char *)((uint64_t)tensor->data + bytes); // without data it is none
 }
 
-enum { PROBLEM_SIZE = 128 };
-
 // Look up a tensor's memory; a text, which may be written to ``problem``, says why it cannot be used.
 static void find_memory(struct argument *argument, const struct tensor *tensor, char *problem)
 {
@@ -93,7 +91,6 @@ static int phase_1(const struct call *call, const struct operator *operator,
     for (int i = 0; i < operator->count; ++i) {
         struct argument *argument = &job->arguments[i];
         const union value *value = &values[i];
-        enum kind kind = NOTHING;
         switch (operator->parameters[i].kind) {
         case 'b':
             *argument = (struct argument){.kind = IS_BOOL, .integer = value->boolean};
@@ -105,23 +102,13 @@ static int phase_1(const struct call *call, const struct operator *operator,
             *argument = (struct argument){.kind = IS_INTEGER, .integer = value->integer};
             break;
         default:
-            argument->kind = IS_NULL;
-            if (!value->handle)
-                break;
-            const void *object = peek(value->handle, &kind);
-            argument->kind = kind;
-            if (!object) {
-                argument->problem = problems[i];
-                snprintf(problems[i], sizeof *problems, "%s", problem_of(value->handle));
-                break;
-            }
-            argument->object = hold((void *)object);
-            made->handles[i] = value->handle;
-            if (kind != TENSOR && kind != BOOL_ARRAY)
-                argument->problem = name_of(kind);
-            if (kind == TENSOR) {
-                find_memory(argument, object, problems[i]);
-                job->addresses[i] = first_element(object);
+            *argument = argument_of(value->handle, problems[i]);
+            if (argument->object)
+                made->handles[i] = value->handle;
+            if (argument->kind == TENSOR) {
+                const struct tensor *tensor = argument->object;
+                find_memory(argument, tensor, problems[i]);
+                job->addresses[i] = first_element(tensor);
             }
         }
         ++job->count;

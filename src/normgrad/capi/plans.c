@@ -207,6 +207,25 @@ static bool has_memory(const struct job *job, const struct plan *plan)
     return true;
 }
 
+struct argument argument_of(const void *handle, char *problem)
+{
+    enum kind kind = NOTHING;
+    if (!handle)
+        return (struct argument){.kind = IS_NULL};
+    void *object = peek(handle, &kind);
+    struct argument argument = {.kind = (int)kind};
+    if (object) {
+        bool is_usable =
+            kind == TENSOR || kind == BOOL_ARRAY || kind == INFINI_TENSOR || kind == INFINI_HANDLE;
+        argument.object = hold(object);
+        argument.problem = is_usable ? NULL : name_of(kind);
+    } else {
+        argument.problem = problem;
+        snprintf(problem, PROBLEM_SIZE, "%s", problem_of(handle));
+    }
+    return argument;
+}
+
 int find_plan(const struct call *call, struct job *job)
 {
     int64_t key[MOST_KEY], size = signature_of(job, key);

@@ -21,18 +21,18 @@ extern void AnnotateIgnoreSyncEnd(const char *, int) __attribute__((weak));
 extern void __lsan_disable(void) __attribute__((weak));
 extern void __lsan_enable(void) __attribute__((weak));
 
-#define FUNCTIONS(USE)                                                                             \
-    USE(Py_IsInitialized)                                                                          \
-    USE(Py_GetVersion)                                                                             \
-    USE(PyPreConfig_InitIsolatedConfig) USE(Py_PreInitialize) USE(PyConfig_InitIsolatedConfig)     \
-        USE(PyConfig_SetBytesString) USE(PyConfig_Clear) USE(Py_DecodeLocale)                      \
-            USE(PyWideStringList_Append) USE(PyMem_RawFree) USE(Py_InitializeFromConfig)           \
-                USE(PyStatus_Exception) USE(PyGILState_Ensure) USE(PyGILState_Release)             \
-                    USE(PyEval_SaveThread) USE(PyOS_BeforeFork) USE(PyOS_AfterFork_Parent)         \
-                        USE(PyOS_AfterFork_Child) USE(Py_BuildValue) USE(PyEval_GetBuiltins)       \
-                            USE(PyRun_StringFlags) USE(PyDict_GetItemString) USE(PyUnicode_AsUTF8) \
-                                USE(PyErr_Clear) USE(PyErr_SetInterrupt) USE(Py_DecRef)            \
-                                    USE(Py_AtExit)
+// clang-format off
+#define FUNCTIONS(USE) \
+    USE(Py_IsInitialized) USE(Py_GetVersion) USE(PyPreConfig_InitIsolatedConfig) \
+    USE(Py_PreInitialize) USE(PyConfig_InitIsolatedConfig) USE(PyConfig_SetBytesString) \
+    USE(PyConfig_Clear) USE(Py_DecodeLocale) USE(PyWideStringList_Append) USE(PyMem_RawFree) \
+    USE(Py_InitializeFromConfig) USE(PyStatus_Exception) USE(PyGILState_Ensure) \
+    USE(PyGILState_Release) USE(PyEval_SaveThread) USE(PyOS_BeforeFork) \
+    USE(PyOS_AfterFork_Parent) USE(PyOS_AfterFork_Child) USE(Py_BuildValue) \
+    USE(PyEval_GetBuiltins) USE(PyRun_StringFlags) USE(PyDict_GetItemString) \
+    USE(PyUnicode_AsUTF8) USE(PyErr_Clear) USE(PyErr_SetInterrupt) USE(Py_DecRef) \
+    USE(Py_AtExit)
+// clang-format on
 
 static struct {
 #define DECLARE(name) __typeof__(&name) name;
