@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from triton_programs import OVER_TENSORS, arguments, schedule_of
 
-from normgrad.backends.triton.config import ABSENT, slot
+from normgrad.backends.triton.config import ABSENT, COLUMNS, OUTPUTS, RESULT, SUMS, TOTALS, slot
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.schedule import Schedule
 from normgrad.backends.triton.tiling import ITEMSIZES
@@ -61,8 +61,8 @@ class Cost:
         passes: how many times dx's bytes have to pass through memory as dy, x and dx: 5 in two
             passes, 3 in one.
         moved: the bytes that are read and written, over those.
-        again: the bytes that are read but for dy and x once a pass, over those: sums of parts,
-            coefficients and per-channel vectors, by every program that wants them.
+        again: the bytes that are read but for dy and x once a pass, over those: sums of parts and
+            per-channel vectors, by every program that wants them.
         program: the least that a program reads of dy and x, in bytes.
         launches: how many.
     """
@@ -130,8 +130,7 @@ def _data(launch: Launch, passes: str) -> tuple[int, int]:
         read += ITEMSIZES[config.dy.code]
     if not config.resident and passes == "two passes":
         read *= 2
-    writes = config.writes or launch.kernel == "write"
-    return read, ITEMSIZES[config.dx.code] if writes else 0
+    return read, ITEMSIZES[config.dx.code] if config.stores & RESULT else 0
 
 
 def _beside(launch: Launch) -> tuple[float, float]:
@@ -139,27 +138,26 @@ def _beside(launch: Launch) -> tuple[float, float]:
     config, sizes = launch.config, launch.arguments.sizes
     channels = sizes.sets * sizes.channels
     wide = 8 if config.wide else 4
-    errors = config.wide and not config.short_sums
-    sums = sizes.parts * channels * (4 if errors else 2) * (wide if config.short_sums else 8)
-    coefficients = channels * (3 if config.forward else 5) * wide
+    sums = sizes.parts * channels * 2 * (wide if config.short else 8)
     statistics, parameters = _vectors(launch)
     vectors = statistics + parameters
-    left = sums * config.keeps_sums
+    stored = sums if config.stores & SUMS else 0.0
     columns = 0.0
-    if config.columns or config.parameters:
-        each = wide if config.short_columns else 8
-        columns = sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * each
-    left += columns * config.columns
-    # Every program that computes coefficients reads the sums of all pieces of its lines.
-    again = sizes.parts * sizes.summed * channels * (4 if errors else 2) * 8 * config.from_sums
-    given = coefficients * sizes.parts + parameters * (config.sharing > 0)
+    if config.sharing and (config.stores & COLUMNS or config.parameters):
+        columns = sizes.slots * sizes.sets * sizes.positions // config.sharing * 2 * wide
+    if config.stores & COLUMNS:
+        # Of the chains that share a slot each but the first reads what is there, and writes it.
+        folds = min(config.chains, -(-sizes.each // config.chain))
+        stored += (2 * folds - 1) * columns
+    # Every program that writes reads the sums of all parts of its channels.
+    again = sizes.parts * sizes.summed * channels * 2 * 8 * config.from_sums
+    of_parameters = columns if config.sharing else statistics + sums
     return {
-        "combine_lines": (columns, 0),
-        "combine_sets": (vectors + sums, 0),
-        "combine_parts": (vectors + sums, coefficients * config.coefficients),
-        "sums": (vectors, 0 if config.outputs else sums),
-        "write": (given if config.coefficients else vectors + again + columns, 0),
-        "groups": (vectors, left),
+        "combine_parameters": (of_parameters, 0),
+        "combine_parts": (vectors + sums, 16 * channels if config.stores & TOTALS else 0),
+        "sums": (vectors, 0 if config.stores & OUTPUTS else sums),
+        "write": (vectors + again, 0),
+        "groups": (vectors, stored),
     }[launch.kernel]
 
 

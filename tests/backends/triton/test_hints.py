@@ -122,8 +122,16 @@ def runs(values: Any, width: int) -> Any:
     return values.reshape(-1, width)
 
 
+def row_of(config: Any) -> Any:
+    """Where a line's tiles begin, and their configurations."""
+    start = 0
+    while config is not None:
+        yield start, config
+        start, config = start + config.positions, config.next
+
+
 def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, writes: bool) -> None:
-    config = aligned(launch.config, addresses)
+    first = config = aligned(launch.config, addresses)
     sizes = launch.arguments.sizes
     names = TENSORS if writes else TENSORS[:2]
     for name in names:
@@ -136,21 +144,18 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
     tasks = sizes.sets * blocks * sizes.parts
     assert sizes.part * sizes.parts >= sizes.positions
     if launch.kernel == "groups":
-        assert sizes.slots == -(-(blocks if config.resident else sizes.groups) // sizes.each)
-        assert launch.programs == sizes.sets * sizes.parts * sizes.slots
+        programs_each = -(-(blocks if config.resident else sizes.groups) // sizes.each)
+        assert launch.programs == sizes.sets * sizes.parts * programs_each
         assert config.positions % max(1, config.sharing) == 0
         if config.resident:
-            assert sizes.part == config.positions
+            assert sizes.part == sum(each.positions for _, each in row_of(config))
             assert sizes.per_group == 1
         else:
             tasks = sizes.sets * sizes.groups * -(-sizes.per_group // config.channels)
     else:
-        combining = 0
-        if config.parameters:  # the last programs combine the parameters' gradients
-            parameters = sizes.positions // config.sharing * (1 if config.shared else sizes.sets)
-            combining = -(-parameters // config.parameters)
-        assert launch.programs == tasks + combining
+        assert launch.programs == tasks
     for number in some(numbers, tasks, TASKS):
+        config = first
         task = Task(launch, config, number)
         there = task.channels_there
         assert there.any()
@@ -159,8 +164,10 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
             assert (together == together[:, :1]).all()
         tiles = -(-(task.end - task.start) // config.positions)
         assert tiles > 0
-        for tile in some(numbers, tiles, TILES):
-            p = task.start + tile * config.positions + np.arange(config.positions)
+        places = [(tile * config.positions, config) for tile in some(numbers, tiles, TILES)]
+        for place, config in [*row_of(first)] if first.next else places:
+            task.config = config
+            p = task.start + place + np.arange(config.positions)
             assert p[0] % config.positions == 0
             p, inside = task.elements(p)
             if config.x.along == words.ALONG_POSITIONS:
@@ -194,7 +201,7 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
     if tasks <= TASKS:
         every = sum(
             (task.end - task.start) * int(task.channels_there.sum())
-            for task in (Task(launch, config, number) for number in range(tasks))
+            for task in (Task(launch, first, number) for number in range(tasks))
         )
         assert every == sizes.sets * sizes.channels * sizes.positions
 
@@ -273,7 +280,7 @@ def test_what_kernels_promise_is_so(seed):
             sizes = [SIZES[getattr(launch.config, which).code] for which in TENSORS]
             addresses = tuple(size * numbers.choice([0, 0, 1, 2, 4, 6, 8]) for size in sizes)
             # Sums write nothing, but in evaluation.
-            writes = launch.kernel != "sums" or launch.config.writes
+            writes = launch.kernel != "sums" or bool(launch.config.stores & words.RESULT)
             try:
                 check(launch, addresses, numbers, writes)
             except AssertionError as error:

@@ -262,8 +262,9 @@ def test_chains_of_many_lines(rows, columns, dtype, monkeypatch):
     with on_device(PASSES["one pass"]):
         (launch, _) = plan_of(case)._schedule.launches
         assert launch.config.chain == lines.CHAIN
-        chains = launch.arguments.sizes.each / lines.CHAIN
-        assert launch.config.short_columns == (chains <= lines.CHAINS)
+        sizes = launch.arguments.sizes
+        programs_each = -(-sizes.each // (lines.CHAIN * lines.CHAINS))
+        assert sizes.slots == launch.programs // sizes.sets * programs_each
         check_twice(case, "one pass")
 
 

@@ -73,15 +73,29 @@ def test_groups_of_one_channel_are_held(shape, groups):
 
 def test_what_no_program_can_hold_is_read_twice():
     program = train((20, 6, 65536), "float16")
-    assert program.path == "triton two passes rows sums combine+parts write"
-    # Few channels: positions are cut so that all processors have something to do.
+    # Few channels: positions are cut so that all processors have something to do. Each channel has
+    # so many sums that they are added up by themselves.
+    assert program.path == "triton two passes rows sums combine+parts write+sums"
     assert program.launches[0].programs >= 4 * H200.processors
     # The second pass begins where the first has left the cache filled.
-    assert program.launches[-1].config.coefficients
+    assert program.launches[-1].config.from_sums
+    assert program.launches[-1].arguments.sizes.summed == 1
+
+
+def test_programs_that_write_add_up_a_few_sums_themselves():
+    for shape in ((32, 64, 112, 112), (32, 256, 56, 56), (256, 64, 56, 56)):
+        program = train(shape)
+        assert program.path == "triton two passes rows sums write+sums"
+        assert (
+            program.launches[-1].arguments.sizes.summed == program.launches[0].arguments.sizes.parts
+        )
+        # Channels-last, a tile has so many channels that these sums would be a part of the data.
+        last = train(shape, layout="channels_last")
+        assert last.path == "triton two passes columns sums combine+parts write+sums"
 
 
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
-    assert group((8, 64, 14, 14), 4).path == "triton one pass rows groups+twice combine+sets"
+    assert group((8, 64, 14, 14), 4).path == "triton one pass rows groups+twice combine+parameters"
     masked = arguments("group_norm_backward", (8, 64, 14, 14), "bfloat16")
     program = schedule_of("group_norm_backward", **masked, output_mask=(True, False, False))
     assert program.path == "triton one pass rows groups+twice"
@@ -121,12 +135,12 @@ def test_masked_off_work_is_not_done():
 def test_missing_statistics_are_found_first():
     planned = arguments("missing", (256, 64, 56, 56), "bfloat16")
     assert schedule_of("missing", **planned).path == (
-        "triton two passes rows sums combine+parts sums combine+parts write"
+        "triton two passes rows sums combine+parts sums write+sums"
     )
     # In float64 the mean takes a round of its own.
     planned = arguments("missing", (256, 64, 56, 56), "float64")
     words = schedule_of("missing", **planned).path.split()
-    assert words.count("combine+parts") == 3
+    assert words.count("combine+parts") == 2
 
 
 def test_without_elements_sums_are_written_and_nothing_else():
@@ -135,7 +149,7 @@ def test_without_elements_sums_are_written_and_nothing_else():
 
     assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton combine+parts"
     assert path("batch_norm", (0, 4, 3, 3)) == "triton combine+parts"
-    assert path("group_norm_backward", (0, 4, 3, 3)) == "triton combine+sets"
+    assert path("group_norm_backward", (0, 4, 3, 3)) == "triton combine+parameters"
     assert path("batch_norm_backward_elemt", (0, 4, 3, 3)) == "triton"
     assert path("batch_norm_backward", (4, 0, 3, 3)) == "triton"
 
@@ -144,12 +158,13 @@ def test_without_elements_sums_are_written_and_nothing_else():
 
 
 def test_the_workspace_holds_what_launches_say():
-    program = train((256, 64, 56, 56))
-    first, *_, last = (launch.arguments for launch in program.launches)
+    program = train((256, 64, 56, 56), layout="channels_last")
+    first, combined, last = (launch.arguments for launch in program.launches)
     sums = first.sizes.parts * 64 * 2 * 8
-    assert last.work.coefficients >= last.work.sums + sums
-    assert program.workspace_size >= last.work.coefficients + 5 * 64 * 4
-    assert all(offset % 256 == 0 for offset in last.work)
+    assert combined.work.totals >= combined.work.sums + sums
+    assert last.work.sums == combined.work.totals
+    assert program.workspace_size >= combined.work.totals + 2 * 64 * 8
+    assert all(offset % 256 == 0 for offset in combined.work)
 
 
 def test_sums_are_kept_in_float64_without_errors():
@@ -193,14 +208,17 @@ def test_sums_of_lines_are_cut_by_the_shape_alone(shape, groups):
 
 
 def test_paths_of_lines():
-    assert group((4096, 768), 12).path == "triton one pass rows groups+lines combine+lines"
-    for shape in ((4096, 16384), (64, 50264)):
-        path = "triton two passes rows groups+lines write+sums+lines"
-        assert group(shape, 1).path == path
+    path = "triton one pass rows groups+lines combine+parameters"
+    assert group((4096, 768), 12).path == path
+    # A line that registers cannot hold is read again at once.
+    assert group((4096, 16384), 1).path == path
+    assert group((4096, 16384), 1).launches[0].config.again
+    path = "triton two passes rows groups+lines write+sums combine+parameters"
+    assert group((64, 50264), 1).path == path
     assert group((4096, 768), 1, name="group_norm").path == "triton one pass rows groups+lines"
     for mask, path in {
         (True, False, False): "triton one pass rows groups+lines",
-        (False, True, False): "triton rows groups+lines combine+lines",
+        (False, True, False): "triton rows groups+lines combine+parameters",
         (False, False, False): "triton",
     }.items():
         planned = arguments("group_norm_backward", (4096, 768), "bfloat16", groups=12)
@@ -209,8 +227,65 @@ def test_paths_of_lines():
     # On the same tiles: sums are the same to the bit.
     alone = schedule_of("group_norm_backward", **planned, output_mask=(False, True, True))
     (lines, _), (both, _) = alone.launches, group((4096, 768), 12).launches
-    assert lines.config._replace(writes=True) == both.config
+    assert lines.config._replace(stores=config.RESULT | config.COLUMNS) == both.config
     assert lines.arguments == both.arguments
+
+
+def line_of(columns, dtype="bfloat16", name="group_norm_backward"):
+    """The sizes of the tiles of a line alone, and their threads."""
+    (launch, *_) = group((4096, columns), 1, dtype, name=name).launches
+    found, words = [], launch.config
+    while words:
+        # All tiles have the same threads, each of which adds up its positions of each tile.
+        assert words.positions // (words.leading * words.adjacent) == 32 * launch.warps
+        found.append(words.positions)
+        words = words.next
+    return found, 32 * launch.warps
+
+
+def test_lines_are_tiles_with_little_padding():
+    assert line_of(768) == ([512, 256], 64)
+    assert line_of(2560) == ([2048, 512], 128)
+    assert line_of(3584) == ([2048, 1024, 512], 256)
+    assert line_of(4096) == ([4096], 256)
+    assert line_of(5120) == ([4096, 1024], 256)
+    assert line_of(5120, "float32") == ([4096, 1024], 256)
+    assert line_of(5120, name="group_norm") == ([4096, 1024], 128)
+    assert line_of(12288) == ([8192, 4096], 512)
+    for columns in range(600, 16384, 104):
+        sizes, threads = line_of(columns)
+        assert columns <= sum(sizes) <= max(1.15 * columns, columns + threads), columns
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_few_roundings_of_lines_terms(dtype):
+    """A slot of the workspace has at most so many lines' terms as the bound has roundings for."""
+    for rows in (1000, 8192, 16384, 100_000):
+        (launch, *_) = group((rows, 4096), 1, dtype).launches
+        words, sizes = launch.config, launch.arguments.sizes
+        # Those of x − μ, its product with dy and 1/std; of tiles and chains; and of the result.
+        assert 3 + words.chain + words.chains + 1 <= 16
+        assert sizes.slots * words.chain * words.chains >= rows
+
+
+def test_few_roundings_of_sums_in_float64():
+    for shape in ((1, 1, 10**8), (8, 1, 10**7), (5000, 4, 64), (2, 64, 10**5)):
+        for name in ("batch_norm_backward", "batch_norm", "group_norm_backward", "group_norm"):
+            program = schedule_of(name, **arguments(name, shape, "float64", groups=1))
+            for launch in program.launches:
+                words, sizes = launch.config, launch.arguments.sizes
+                at_once = words.positions * words.channels
+                tile = math.log2(at_once)
+                if launch.kernel == "groups" and not words.resident:
+                    tiles = sizes.positions * sizes.per_group / at_once
+                elif launch.kernel == "sums":
+                    tiles = -(-sizes.part // words.positions)
+                elif launch.kernel.startswith("combine"):
+                    count = sizes.slots * sizes.sets if words.parameters else sizes.summed
+                    tile, tiles = math.log2(words.rows), count / words.rows
+                else:
+                    continue
+                assert tile + tiles <= 30, (shape, program.path, launch)
 
 
 @pytest.mark.parametrize(("positions", "lines"), [((), True), ((4, 4), True), ((17,), False)])

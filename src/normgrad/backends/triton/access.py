@@ -229,10 +229,19 @@ def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.const
 
 @helper
 def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read the parameters of the positions of a tile of lines, which begins at ``start``."""
+    """Read the parameters of the positions of a tile of lines, which begins at ``start``.
+
+    Where they are adjacent, all have the same address but for constants.
+    """
+    CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
     parameter = (start + tl.arange(0, C.positions)) // C.sharing
     there = parameter < a.sizes.positions // C.sharing
-    return real(read(a, s, parameter, there, SLOT, DEFAULT, C), C.wide)[:, None]
+    if C.adjoining and CODE != ABSENT:
+        first = pointer(a.at[FIRST_VECTOR + SLOT], CODE) + offset_of(s, a.vectors[SLOT].sets)
+        value = tl.load(first + parameter, mask=there, other=DEFAULT)
+    else:
+        value = read(a, s, parameter, there, SLOT, DEFAULT, C)
+    return real(value, C.wide)[:, None]
 
 
 @helper

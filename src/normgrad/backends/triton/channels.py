@@ -8,18 +8,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from . import access, config
-from .pairs import (
-    Pair,
-    constant,
-    exact,
-    helper,
-    is_finite,
-    is_normal,
-    masked,
-    number,
-    real,
-    sum_along,
-)
+from .pairs import Pair, constant, exact, helper, is_finite, masked, number, real
 from .tiles import Coefficients, Sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -27,8 +16,8 @@ from .tiles import Coefficients, Sums
 #: The sources of the point for moments and of 1/std; see config.py.
 PILOT, SAVED = constant(config.PILOT), constant(config.SAVED)
 VARIANCE = constant(config.VARIANCE)
-#: The statistics that a kernel stores in the workspace.
-SAVES_MEAN, SAVES_INVSTD = constant(config.MEAN), constant(config.INVSTD)
+#: What a kernel stores.
+MEAN, INVSTD, OUTPUTS = (constant(each) for each in (config.MEAN, config.INVSTD, config.OUTPUTS))
 
 
 #: The order of the statistics in the workspace.
@@ -42,6 +31,19 @@ SAVED_MEAN, SAVED_REST, SAVED_INVSTD = (constant(index) for index in range(3))
 def firsts(a, at):
     """A mask of the first channels of groups, which write their group's statistics."""
     return at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
+
+
+@helper
+def only_firsts(a, at):
+    """The same channels, masked but for the first of each group."""
+    return access.Channels(at.set, at.channel, at.group, firsts(a, at))
+
+
+@helper
+def firsts_of_groups(a, at):
+    """The first channel of each channel's group, where the sums of the whole group stand."""
+    first = at.group * a.sizes.per_group.to(tl.int32)
+    return access.Channels(at.set, first, at.group, at.there)
 
 
 @helper
@@ -154,7 +156,7 @@ def moments(a, at, sums, C: tl.constexpr):
     """
     inverse = number(a.numbers.inverse)
     change, variance = sums.total * inverse, sums.projection * inverse
-    if C.centred and C.saves != SAVES_INVSTD:
+    if C.centred and C.stores != INVSTD:
         variance = variance - change * change
     elif C.rest:
         rest = mean_rest(a, at, C)
@@ -183,13 +185,13 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
     A mean is stored in two parts, and 1/std is not rounded.
     """
     change, variance = moments(a, at, sums, C)
-    if C.saves != SAVES_INVSTD:
+    if C.stores & MEAN:
         mean = in_two(about, change, C)
         # This may overwrite the mean that other threads read as the point for moments.
         tl.debug_barrier()
         save(a, at, mean.value, SAVED_MEAN)
         save(a, at, mean.error, SAVED_REST)
-    if C.saves != SAVES_MEAN:
+    if C.stores & INVSTD:
         save(a, at, tl.rsqrt(variance + number(a.numbers.eps)), SAVED_INVSTD)
 
 
@@ -219,7 +221,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 @helper
 def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the channels' sums in the workspace."""
-    CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
+    CODE: tl.constexpr = 0 if C.short and not C.wide else 1
     row = WHICH * a.sizes.summed.to(tl.int64) + part
     width = a.sizes.channels
     return access.in_workspace(a, a.work.sums, row, at.set, width, at.channel, CODE)
@@ -233,6 +235,15 @@ def put_sums(a, part, at, centre, sums, C: tl.constexpr):
             tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=firsts(a, at))
     tl.store(sums_at(a, part, at, 0, C), sums.total, mask=at.there)
     tl.store(sums_at(a, part, at, 1, C), sums.projection, mask=at.there)
+
+
+@helper
+def put_totals(a, at, sums):
+    """Store the sums of whole groups in the workspace, as those of one part and one channel."""
+    width = a.sizes.channels
+    for k in tl.static_range(2):
+        place = access.in_workspace(a, a.work.totals, k, at.set, width, at.channel, 1)
+        tl.store(place, sums[k], mask=at.there)
 
 
 @helper
@@ -251,8 +262,8 @@ def load_sums(a, part, at, C: tl.constexpr):
 def all_columns(a, C: tl.constexpr):
     """A pointer to the programs' sums for the parameters."""
     address = a.at[access.WORKSPACE].to(tl.int64) + a.work.columns.to(tl.int64)
-    SHORT: tl.constexpr = C.short_columns and not C.wide
-    return address.to(tl.pointer_type(tl.float32 if SHORT else tl.float64))
+    SHORT: tl.constexpr = (C.short or C.sharing > 0) and not C.wide
+    return access.pointer(address, 0 if SHORT else 1)
 
 
 @helper
@@ -280,19 +291,16 @@ def columns_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
-    """Store a program's sums for the parameters of a tile of lines in the workspace.
+    """Store a chain's sums for the parameters of a tile of lines in the workspace.
 
-    They are added to what the program has stored in ``folds`` earlier calls.
+    They are added to those of the ``folds`` chains before it that have the same slot.
     """
-    if C.chain > 0:
-        tl.debug_barrier()  # since other threads may have stored what this one reads
+    tl.debug_barrier()  # since other threads may have stored what this one reads
     for WHICH in tl.static_range(2):
-        value, error = columns[WHICH].value.to(tl.float64), columns[WHICH].error.to(tl.float64)
-        value = sum_along(Pair(value, error), 1, C.wide)
+        value = tl.sum(columns[WHICH].to(tl.float64), 1)
         place, there = columns_at(a, slot, s, start, WHICH, C)
-        if C.chain > 0:
-            if folds > 0:
-                value += tl.load(place, mask=there, other=0.0).to(tl.float64)
+        if folds > 0:
+            value += tl.load(place, mask=there, other=0.0).to(tl.float64)
         tl.store(place, value.to(place.dtype.element_ty), mask=there)
 
 
@@ -360,11 +368,10 @@ def coefficients_in_evaluation(a, at, C: tl.constexpr):
 
 @helper
 def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
-    """The coefficients of dx, from sums over m elements.
+    """The coefficients of dx, from sums over m elements: those of the formula in `result_of_tile`.
 
-    The factors are multiplied out if no product loses precision; otherwise the coefficients are
-    those of the formula. The loops use the rounded mean, so the slope times its rounding error is
-    subtracted from the shift.
+    They are not multiplied out, since a product may underflow or overflow. The loops use the
+    rounded mean, so the slope times its rounding error is subtracted from the shift.
     """
     W: tl.constexpr = C.wide
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
@@ -373,31 +380,17 @@ def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
     if not C.centred:
         t = tl.zeros_like(t)
     p = sums.projection * inverse * (r * r)
-    wr = w * r
+    scale, gain = w * r, tl.full(w.shape, 1.0, tl.float64)
     if C.grouped:
         # The group's sums already include the weights; see `weigh`. With several terms and an
         # infinite r, p is NaN as in the formula.
         p += tl.where(m > 1.0, r - r, 0.0)
-        o = r
-        g = w
-    else:
-        o = wr
-        g = tl.full(w.shape, 1.0, tl.float64)
-    ot, op = o * t, o * p
-    multiplied = is_normal(wr, W) & is_normal(ot, W) & is_normal(op, W)
-    # A product may underflow to 0 although its factors are not 0.
-    multiplied = multiplied & ((ot != 0.0) | (o == 0.0) | (t == 0.0))
-    multiplied = multiplied & ((op != 0.0) | (o == 0.0) | (p == 0.0))
-    multiplied = multiplied & ((wr != 0.0) | (w == 0.0) | (r == 0.0))
-    gain = tl.where(multiplied, wr, g)
-    shift = tl.where(multiplied, ot, t)
-    slope = tl.where(multiplied, op, p)
-    scale = tl.where(multiplied, 1.0, o)
+        scale, gain = r, w
     rest = mean_rest(a, at, C)
-    is_inexact = (rest != 0.0) & is_finite(slope)
-    shift = tl.where(is_inexact, tl.fma(-slope, rest, shift), shift)
+    is_inexact = (rest != 0.0) & is_finite(p)
+    t = tl.where(is_inexact, tl.fma(-p, rest, t), t)
     return Coefficients(
-        real(read_mean(a, at, C), W), real(shift, W), real(scale, W), real(gain, W), real(slope, W)
+        real(read_mean(a, at, C), W), real(t, W), real(scale, W), real(gain, W), real(p, W)
     )
 
 
@@ -414,22 +407,23 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 def finish(a, at, centre, sums, part, C: tl.constexpr):
     """Compute the coefficients from all sums; for the first part, write the per-channel outputs."""
     m = number(a.numbers.divisor)
+    own = access.Channels(at.set, at.channel, at.group, at.there & (at.group * 0 + part == 0))
     if C.forward:
         mean, r, variance = statistics(a, at, centre, sums, C)
-        if C.outputs:
-            first = firsts(a, at) & (at.group * 0 + part == 0)
+        if C.stores & OUTPUTS:
+            first = firsts(a, own)
             whole = mean.value + mean.error
             access.write(a, at.set, at.group, first, whole, access.OUT_MEAN, C)
             access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
-            update_running(a, at, whole, variance * number(a.numbers.unbiased), m, C)
+            update_running(a, own, whole, variance * number(a.numbers.unbiased), m, C)
         return coefficients_of_y(a, at, mean, r, C)
     else:
         sums = correct_sums(a, at, sums, C)
-        if C.outputs:
+        if C.stores & OUTPUTS:
             # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, read_invstd(a, at, C) * sums.projection, 0.0)
-            write_gradients(a, at, sums, scaled, C)
+            write_gradients(a, own, sums, scaled, C)
         return coefficients_of_dx(a, at, sums, m, number(a.numbers.inverse), C)
 
 
@@ -447,33 +441,3 @@ def from_arguments(a, at, C: tl.constexpr):
         projection = access.read_parameter(a, at, access.SUM_DY_XMU, 0.0, C)
         m = total_count(a, C)
         return coefficients_of_dx(a, at, Sums(total, projection), m, 1.0 / m, C)
-
-
-@helper
-def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """Pointers to one of the coefficients of channels, in the workspace."""
-    CODE: tl.constexpr = 1 if C.wide else 0
-    width = a.sizes.channels
-    return access.in_workspace(a, a.work.coefficients, WHICH, at.set, width, at.channel, CODE)
-
-
-@helper
-def put_coefficients(a, at, c, C: tl.constexpr):
-    """Store coefficients in the workspace: three for y, all five for dx."""
-    COUNT: tl.constexpr = 3 if C.forward else 5
-    for k in tl.static_range(COUNT):
-        tl.store(coefficient_at(a, at, k, C), c[k], mask=at.there)
-
-
-@helper
-def load_coefficient(a, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """Read one of the coefficients from the workspace."""
-    return tl.load(coefficient_at(a, at, WHICH, C), mask=at.there, other=0.0)
-
-
-@helper
-def load_coefficients(a, at, C: tl.constexpr):
-    """Read the coefficients from the workspace; y uses only the three that are stored for it."""
-    mean, shift = load_coefficient(a, at, 0, C), load_coefficient(a, at, 1, C)
-    scale, gain = load_coefficient(a, at, 2, C), load_coefficient(a, at, 3, C)
-    return Coefficients(mean, shift, scale, gain, load_coefficient(a, at, 4, C))

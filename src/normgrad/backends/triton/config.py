@@ -52,22 +52,19 @@ class Config(NamedTuple):
         invstd: the source of 1/std, one of ARGUMENT, SAVED, VARIANCE.
         rest: whether the mean may have a rounding error in the arithmetic's type: a mean that is
             computed, or a float64 one that is given beside float32 arithmetic.
-        saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
-        coefficients: whether ``write`` reads coefficients from the workspace, where
-            ``combine_parts`` stored them, rather than computing them from given statistics.
-        from_sums: whether ``write`` computes them from the sums in the workspace.
-        writes: whether the kernel that makes the sums also writes dx.
-        outputs: whether the kernel writes the per-channel outputs.
-        keeps_sums: whether the kernel also stores its sums in the workspace.
-        columns: whether ``groups`` stores its lines' terms of the parameters' gradients.
+        stores: what the kernel stores: the union of RESULT and so on, below.
+        from_sums: whether ``write`` computes coefficients from the sums in the workspace, rather
+            than from given statistics.
         parameters: the number of parameters for which a program adds up these terms of all lines.
         shared: whether the lines of all sets have the same parameters, as in layer norm.
-        chain: the number of tiles whose terms of parameters' gradients are added in float32 before
-            they go to the workspace; 0 if all are added in float64.
+        adjoining: whether the parameters of a line's positions are adjacent in memory.
+        next: the configuration of a line's next tile; None after the last.
+        again: whether a line's tiles are read again to be written, rather than held in registers.
+        chain, chains: the number of tiles whose terms of parameters' gradients are added in
+            registers before they go to the workspace, and of chains that have the same slot there.
         stages: the number of tiles that ``groups`` reads or computes at once; 0 for one.
-        short_columns: whether these terms are stored in the arithmetic's type rather than float64.
-        short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
-            only the gradients of parameters are made from them.
+        short: whether sums are stored rounded to the arithmetic's type, which is allowed if only
+            the gradients of parameters are made from them; lines' terms of these always are.
     """
 
     forward: bool
@@ -94,18 +91,16 @@ class Config(NamedTuple):
     about: int = 0
     invstd: int = 1
     rest: bool = False
-    saves: int = 0
-    coefficients: bool = False
+    stores: int = 0
     from_sums: bool = False
-    writes: bool = False
-    outputs: bool = False
-    keeps_sums: bool = False
-    columns: bool = False
     parameters: int = 0
     shared: bool = False
-    chain: int = 0
-    short_columns: bool = False
-    short_sums: bool = False
+    adjoining: bool = False
+    next: Config | None = None
+    again: bool = False
+    chain: int = 1
+    chains: int = 1
+    short: bool = False
     singles: bool = False
     centred: bool = True
     stages: int = 0
@@ -116,8 +111,10 @@ class Config(NamedTuple):
 #: argument that is a VARIANCE.
 PILOT, ARGUMENT, SAVED, VARIANCE = 0, 1, 2, 3
 
-#: The statistics to store: the mean; the mean and 1/std; 1/std about the given mean.
-MEAN, BOTH, INVSTD = 1, 2, 3
+#: What a kernel may store: dx or y; per-channel outputs; and in the workspace its sums, those of
+#: whole groups, lines' terms of the parameters' gradients, a mean, and a 1/std (without a mean, one
+#: about the given mean).
+RESULT, OUTPUTS, SUMS, TOTALS, COLUMNS, MEAN, INVSTD = (1 << bit for bit in range(7))
 
 #: The code of an absent vector.
 ABSENT = 7
@@ -172,11 +169,10 @@ Numbers = namedtuple("Numbers", "eps divisor inverse unbiased momentum counts")
 #:   1/std and its error; each by set and group;
 #: - pilots: the elements of x that moments are about, by set and group. They are copied, since y
 #:   may overwrite x before all programs have read the element;
-#: - coefficients: the coefficients from which dx or y is written, in the arithmetic's type: five
-#:   numbers, each by set and channel;
+#: - totals: the sums of whole groups, over all parts; they stand at the group's first channel;
 #: - columns: the sums over lines of dy and of dy·(x − μ)/std; each by slot and parameter. They are
 #:   float64 if programs add up many chains, else of the arithmetic's type.
-Work = namedtuple("Work", "sums statistics pilots coefficients columns", defaults=[0, 0, 0, 0, 0])
+Work = namedtuple("Work", "sums statistics pilots totals columns", defaults=[0, 0, 0, 0, 0])
 
 #: All arguments of a kernel except its :class:`Config`. ``at`` are the addresses in the order of
 #: :class:`normgrad.problem.Role`, and the workspace's. ``vectors`` are in the order of their slots.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from . import access, channels, tiles
-from .pairs import added, exact, helper, number, settled
+from . import access, channels, config, tiles
+from .pairs import constant, helper, number
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: What a kernel stores; see config.py.
+RESULT, OUTPUTS = constant(config.RESULT), constant(config.OUTPUTS)
+SUMS, COLUMNS = constant(config.SUMS), constant(config.COLUMNS)
+STATISTICS = constant(config.MEAN | config.INVSTD)
 
 
 @helper
@@ -43,10 +50,10 @@ def sum_tile(
 ):
     """Add a tile's sums to those found before; in evaluation also write the tile of dx."""
     p, there = access.positions_from(a, start, end, at, WHOLE, C)
-    dy, x = tiles.load_both(a, at.set, first, p, there, C)
+    dy, x = tiles.load_both(a, at.set, first, p, there, tiles.FIRST, C)
     terms = tiles.terms_of_tile(dy, x, centre, there, C)
-    totals = tiles.both(totals, tiles.sums_of_terms(terms, weight, C), C.wide or C.singles)
-    if C.constant and C.writes:
+    totals = tiles.accumulated(totals, tiles.sums_of_terms(terms, weight, C), C)
+    if C.constant and C.stores & RESULT:
         tiles.store_dx(a, at.set, first, p, there, tiles.result_of_tile(dy, x, c, weight, c, C), C)
     return totals
 
@@ -70,7 +77,7 @@ def sums(a, C: tl.constexpr):
     if whole < end:
         totals = sum_tile(a, at, first, whole, end, centre, c, c, totals, False, C)
     totals = tiles.along(totals, 0, C)
-    if C.outputs:
+    if C.stores & OUTPUTS:
         channels.finish(a, at, centre, totals, 0, C)
     else:
         channels.put_sums(a, part, at, centre, totals, C)
@@ -81,46 +88,26 @@ def write_tile(a, at, first, start, end, c, weight, bias, C: tl.constexpr):
     """Write a tile of dx or y from coefficients, and in lines from the positions' parameters."""
     p, there = access.positions_from(a, start, end, at, False, C)
     # In evaluation dx does not depend on x, and the compiler leaves out that load.
-    dy, x = tiles.load_both(a, at.set, first, p, there, C)
+    dy, x = tiles.load_both(a, at.set, first, p, there, tiles.FIRST, C)
     tiles.store_dx(a, at.set, first, p, there, tiles.result_of_tile(dy, x, c, weight, bias, C), C)
 
 
-@helper
-def write_part(a, task, C: tl.constexpr):
-    """Write dx or y of a part of a tile."""
+@triton.jit
+def write(a, C: tl.constexpr):
+    """Write dx or y of each part of each tile, from sums or from given statistics."""
+    task = tl.program_id(0)
+    if C.from_sums:
+        # The sums have left the last tiles in the L2 cache, so these come first.
+        task = tl.num_programs(0) - 1 - task
     at, first, part, start, end = task_of(task, a, C)
-    if C.coefficients:
-        c = channels.load_coefficients(a, at, C)
-    elif C.from_sums:
-        centre = channels.about_sums(a, at, C)
-        c = channels.finish(a, at, centre, sums_of_parts(a, at, C), part, C)
+    if C.from_sums:
+        sums = sums_of_parts(a, channels.firsts_of_groups(a, at), C)
+        c = channels.finish(a, at, channels.about_sums(a, at, C), sums, part, C)
     else:
         c = channels.from_arguments(a, at, C)
     for here in range(start, end, C.positions):
         weight, bias = tiles.parameters(a, at.set, here, C)
         write_tile(a, at, first, here, end, c, weight, bias, C)
-
-
-@triton.jit
-def write(a, C: tl.constexpr):
-    """Write dx or y of each part of each tile, from coefficients, sums or given statistics.
-
-    The last programs may combine the lines' terms of the parameters' gradients.
-    """
-    task = tl.program_id(0)
-    tasks = tl.num_programs(0)
-    if C.parameters > 0:
-        tasks = a.sizes.sets.to(tl.int32) * blocks_of(a) * a.sizes.parts.to(tl.int32)
-    if C.coefficients or C.from_sums:
-        # The sums have left the last tiles in the L2 cache, so these come first.
-        task = tasks - 1 - task
-    if C.parameters > 0:
-        if task < 0:
-            over_lines(a, -1 - task, C)
-        else:
-            write_part(a, task, C)
-    else:
-        write_part(a, task, C)
 
 
 # Whole groups
@@ -132,7 +119,7 @@ def read_twice(a, s, group, end, C: tl.constexpr):
     per_group = a.sizes.per_group.to(tl.int32)
     at, first = access.channels_in_group(s, group, 0, a, C)
     centre = channels.about(a, at, C)
-    none = exact(tl.full([1], 0.0, tl.float64))
+    none = tl.full([1], 0.0, tl.float64)
     total = tiles.Sums(none, none)
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
@@ -141,15 +128,14 @@ def read_twice(a, s, group, end, C: tl.constexpr):
             weight, bias = tiles.parameters(a, s, here, C)
             totals = sum_tile(a, at, first, here, end, centre, centre, weight, totals, False, C)
         totals = tiles.along(totals, 0, C)
-        if C.keeps_sums:
+        if C.stores & SUMS:
             channels.put_sums(a, 0, at, centre, totals, C)
         if C.sharing == 0:
             totals = channels.weigh(a, at, totals, C)
         of_tile = tiles.Sums(
             tiles.over_channels(totals.total), tiles.over_channels(totals.projection)
         )
-        total = tiles.both(total, tiles.as_pairs(of_tile), C.wide)
-    total = tiles.settle(total)
+        total = tiles.both(total, of_tile)
     total = tiles.Sums(tiles.for_channels(total.total, C), tiles.for_channels(total.projection, C))
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
@@ -159,28 +145,118 @@ def read_twice(a, s, group, end, C: tl.constexpr):
             write_tile(a, at, first, here, end, c, weight, bias, C)
 
 
+class Row(NamedTuple):
+    """What belongs to each of a line's tiles: to the first, and to those after it, or 0."""
+
+    own: Any
+    rest: Any
+
+
+class Held(NamedTuple):
+    """A tile in registers: its positions, the mask of elements that exist, dy and x."""
+
+    positions: Any
+    there: Any
+    dy: Any
+    x: Any
+
+
 @helper
-def chain(a, s, part, begin, end, first_block, last_block, weight, bias, C: tl.constexpr):
-    """Sum and write some tiles, and return the sums of their terms of the parameters' gradients."""
-    columns = tiles.no_columns(C)
+def parameters_of_row(a, s, start, C: tl.constexpr):
+    """The weights and biases of the positions of a line's tiles."""
+    NEXT: tl.constexpr = C.next
+    own = tiles.parameters(a, s, start, C)
+    if NEXT is None:
+        return Row(own, 0)
+    else:
+        return Row(own, parameters_of_row(a, s, start + C.positions, NEXT))
+
+
+@helper
+def no_columns_of_row(C: tl.constexpr):
+    """Zeros to which the terms of the parameters' gradients are added, for a line's tiles."""
+    NEXT: tl.constexpr = C.next
+    if NEXT is None:
+        return Row(tiles.no_columns(C), 0)
+    else:
+        return Row(tiles.no_columns(C), no_columns_of_row(NEXT))
+
+
+@helper
+def put_columns_of_row(a, slot, s, start, columns, folds, C: tl.constexpr):
+    """Store a chain's sums for the parameters of a line's tiles."""
+    NEXT: tl.constexpr = C.next
+    channels.put_columns(a, slot, s, start, columns.own, folds, C)
+    if NEXT is not None:
+        put_columns_of_row(a, slot, s, start + C.positions, columns.rest, folds, NEXT)
+
+
+@helper
+def sum_row(a, at, first, start, end, centre, given, columns, r, rest, C: tl.constexpr):
+    """Sum a line's tiles: the sums of each thread, the columns with its terms, and the tiles."""
+    NEXT: tl.constexpr = C.next
+    p, there = access.positions_from(a, start, end, at, False, C)
+    dy, x = tiles.load_both(a, at.set, first, p, there, tiles.FIRST, C)
+    terms = tiles.terms_of_tile(dy, x, centre, there, C)
+    own = columns.own
+    if C.stores & COLUMNS:
+        own = tiles.add_columns(own, terms, r, rest, C)
+    weight = given.own[0]
+    if C.again:
+        weight, _ = tiles.parameters(a, at.set, start, C)
+    totals = tiles.sums_of_terms(terms, weight, C)
+    held = Held(p, there, dy, x)
+    if NEXT is None:
+        return totals, Row(own, 0), Row(held, 0)
+    else:
+        start += C.positions
+        more, columns_of_more, held_more = sum_row(
+            a, at, first, start, end, centre, given.rest, columns.rest, r, rest, NEXT
+        )
+        totals = tiles.accumulated(totals, more, C)
+        return totals, Row(own, columns_of_more), Row(held, held_more)
+
+
+@helper
+def write_row(a, at, first, start, held, c, given, C: tl.constexpr):
+    """Write dx or y of a line's tiles, which may have to be read again."""
+    NEXT: tl.constexpr = C.next
+    tile = held.own
+    dy, x = tile.dy, tile.x
+    weight, bias = given.own
+    if C.again:
+        weight, bias = tiles.parameters(a, at.set, start, C)
+        dy, x = tiles.load_both(a, at.set, first, tile.positions, tile.there, tiles.AGAIN, C)
+    value = tiles.result_of_tile(dy, x, c, weight, bias, C)
+    tiles.store_dx(a, at.set, first, tile.positions, tile.there, value, C)
+    if NEXT is not None:
+        write_row(a, at, first, start + C.positions, held.rest, c, given.rest, NEXT)
+
+
+@helper
+def chain(a, s, part, begin, end, first_block, last_block, given, C: tl.constexpr):
+    """Sum and write some blocks, and return the sums of their terms of parameters' gradients.
+
+    A block is a tile of some channels, or all tiles of a line.
+    """
+    columns = no_columns_of_row(C)
     for block in tl.range(first_block, last_block, num_stages=C.stages):
         at, first = access.channels_of(s, block, a, C)
-        p, there = access.positions_from(a, begin, end, at, False, C)
-        dy, x = tiles.load_both(a, s, first, p, there, C)
         centre = channels.about(a, at, C)
-        terms = tiles.terms_of_tile(dy, x, centre, there, C)
-        if C.columns:
+        r, rest = 1.0, 0.0
+        if C.stores & COLUMNS:
             r, rest = channels.read_invstd(a, at, C), channels.mean_rest(a, at, C)
-            columns = tiles.add_columns(columns, terms, r, rest, C)
-        totals = tiles.along(tiles.sums_of_terms(terms, weight, C), 0, C)
-        if C.keeps_sums:
+        totals, columns, held = sum_row(
+            a, at, first, begin, end, centre, given, columns, r, rest, C
+        )
+        totals = tiles.along(totals, 0, C)
+        if C.stores & SUMS:
             channels.put_sums(a, part, at, centre, totals, C)
-        if C.writes:
+        if C.stores & RESULT:
             if C.sharing == 0:
                 totals = channels.weigh(a, at, totals, C)
             c = channels.finish(a, at, centre, totals, 0, C)
-            value = tiles.result_of_tile(dy, x, c, weight, bias, C)
-            tiles.store_dx(a, s, first, p, there, value, C)
+            write_row(a, at, first, begin, held, c, given, C)
     return columns
 
 
@@ -189,8 +265,9 @@ def groups(a, C: tl.constexpr):
     """Sum and write whole groups, in programs that process some tiles one after the other.
 
     A tile of channels that are groups of their own, or of lines, is read once; of lines it may also
-    be a piece, which is only summed. A group of several channels is read twice. The lines' terms of
-    the parameters' gradients are added up over all tiles of a program; lines.py explains lines.
+    be a piece, which is only summed. A line may be several tiles. A group of several channels is
+    read twice. lines.py explains lines, whose terms of the parameters' gradients are added up over
+    chains of blocks.
     """
     parts = a.sizes.parts.to(tl.int32)
     units = a.sizes.sets.to(tl.int32) * parts
@@ -210,20 +287,18 @@ def groups(a, C: tl.constexpr):
         begin = part * C.positions
         end = a.sizes.positions.to(tl.int32)
     if C.resident:
-        weight, bias = tiles.parameters(a, s, begin, C)
-        columns = tiles.no_columns(C)
-        folds = 0
-        if C.chain == 0:
-            columns = chain(a, s, part, begin, end, first_block, last_block, weight, bias, C)
-        else:
-            for start in range(first_block, last_block, C.chain):
-                if start > first_block:
-                    channels.put_columns(a, slot, s, begin, columns, folds, C)
-                    folds += 1
+        given = parameters_of_row(a, s, begin, C)
+        if C.stores & COLUMNS:
+            links = (a.sizes.each.to(tl.int32) + C.chain - 1) // C.chain
+            slots = (links + C.chains - 1) // C.chains
+            for link in range(0, links):
+                start = first_block + link * C.chain
                 stop = tl.minimum(start + C.chain, last_block)
-                columns = chain(a, s, part, begin, end, start, stop, weight, bias, C)
-        if C.columns:
-            channels.put_columns(a, slot, s, begin, columns, folds, C)
+                columns = chain(a, s, part, begin, end, start, stop, given, C)
+                place = slot * slots + link // C.chains
+                put_columns_of_row(a, place, s, begin, columns, link % C.chains, C)
+        else:
+            chain(a, s, part, begin, end, first_block, last_block, given, C)
     else:
         for group in range(first_block, last_block):
             read_twice(a, s, group, end, C)
@@ -247,16 +322,15 @@ def members_of(s, first_group, j, a, C: tl.constexpr):
 @helper
 def sums_of_parts(a, at, C: tl.constexpr):
     """Add up the channels' two sums over all parts, in the order of the parts."""
-    zero = exact(at.channel.to(tl.float64) * 0.0)
+    zero = at.channel.to(tl.float64) * 0.0
     totals = tiles.Sums(zero, zero)
     parts = a.sizes.summed.to(tl.int32)
     for row in range(0, parts, C.rows):
         part = (row + tl.arange(0, C.rows))[:, None]
         there = (part < parts) & at.there[None, :]
         rows = access.Channels(at.set, at.channel[None, :], at.group[None, :], there)
-        of_rows = tiles.as_pairs(channels.load_sums(a, part, rows, C))
-        totals = tiles.both(totals, tiles.as_pairs(tiles.along(of_rows, 0, C)), C.wide)
-    return tiles.settle(totals)
+        totals = tiles.both(totals, tiles.over_rows(channels.load_sums(a, part, rows, C)))
+    return totals
 
 
 @helper
@@ -276,96 +350,75 @@ def to_members(value, C: tl.constexpr):
 def combine_parts(a, C: tl.constexpr):
     """Combine the sums of all parts, for some groups of a set.
 
-    This makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
+    This makes statistics for gradients, per-channel outputs, or the sums of whole groups.
     """
     blocks = (a.sizes.groups.to(tl.int32) + C.groups - 1) // C.groups
     s = tl.program_id(0) // blocks
     first_group = tl.program_id(0) % blocks * C.groups
     per_group = a.sizes.per_group.to(tl.int32)
-    zero = exact(tl.full([C.groups], 0.0, tl.float64))
+    zero = tl.full([C.groups], 0.0, tl.float64)
     of_groups = tiles.Sums(zero, zero)
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
         partial = channels.weigh(a, at, sums_of_parts(a, at, C), C)
         partial = tiles.Sums(over_members(partial.total, C), over_members(partial.projection, C))
-        of_groups = tiles.both(of_groups, tiles.as_pairs(partial), C.wide)
-    of_groups = tiles.settle(of_groups)
+        of_groups = tiles.both(of_groups, partial)
     totals = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
-    if C.saves:
-        at = members_of(s, first_group, 0, a, C)
-        at = access.Channels(s, at.channel, at.group, channels.firsts(a, at))
+    if C.stores & STATISTICS:
+        at = channels.only_firsts(a, members_of(s, first_group, 0, a, C))
         channels.save_statistics(a, at, channels.about_sums(a, at, C), totals, C)
-    else:
+    elif C.stores & OUTPUTS:
         for j in range(0, per_group, C.fan):
             at = members_of(s, first_group, j, a, C)
-            c = channels.finish(a, at, channels.about_sums(a, at, C), totals, 0, C)
-            if C.coefficients:
-                channels.put_coefficients(a, at, c, C)
+            channels.finish(a, at, channels.about_sums(a, at, C), totals, 0, C)
+    else:
+        at = channels.only_firsts(a, members_of(s, first_group, 0, a, C))
+        channels.put_totals(a, at, totals)
 
 
 @triton.jit
-def combine_sets(a, C: tl.constexpr):
-    """Sum the gradients of some parameters over all sets and parts, and write them."""
-    channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
-    group = channel // a.sizes.per_group.to(tl.int32)
-    at = access.Channels(channel * 0, channel, group, channel < a.sizes.channels.to(tl.int32))
-    sets = a.sizes.sets.to(tl.int32)
-    rows = a.sizes.summed.to(tl.int32) * sets
-    zero = exact(channel.to(tl.float64) * 0.0)
-    totals = tiles.Sums(zero, zero)
-    scaled = zero
-    for row in range(0, rows, C.rows):
-        k = (row + tl.arange(0, C.rows))[:, None]
-        there = (k < rows) & at.there[None, :]
-        here = access.Channels(k % sets, channel[None, :], group[None, :], there)
-        partial = channels.load_sums(a, k // sets, here, C)
-        partial = channels.correct_sums(a, here, partial, C)
-        term = tl.where(there, channels.read_invstd(a, here, C) * partial.projection, 0.0)
-        scaled = added(scaled, exact(tl.sum(term, 0)), C.wide)
-        of_rows = tiles.along(tiles.as_pairs(partial), 0, C)
-        totals = tiles.both(totals, tiles.as_pairs(of_rows), C.wide)
-    channels.write_gradients(a, at, tiles.settle(totals), settled(scaled), C)
+def combine_parameters(a, C: tl.constexpr):
+    """Sum the terms of some parameters' gradients over all sets and slots, and write them.
 
-
-@helper
-def over_lines(a, block, C: tl.constexpr):
-    """Sum the lines' terms of some parameters' gradients over all programs, and write them."""
-    parameter = block * C.parameters + tl.arange(0, C.parameters)
-    of_set = a.sizes.positions.to(tl.int32) // C.sharing
-    rows = a.sizes.slots.to(tl.int32)
-    s = parameter // of_set
+    The terms are those of lines; or, where C.sharing is 0, the channels' sums of all parts, of
+    which Σdy·(x − μ) is still to be corrected for the mean's rounding error and times 1/std.
+    """
+    parameter = tl.program_id(0) * C.parameters + tl.arange(0, C.parameters)
+    sets, rows = a.sizes.sets.to(tl.int32), a.sizes.slots.to(tl.int32)
+    width = a.sizes.channels.to(tl.int32)
+    if C.sharing > 0:
+        width = a.sizes.positions.to(tl.int32) // C.sharing
+    of_set = width
+    s = parameter * 0
     if C.shared:  # by all sets
-        rows *= a.sizes.sets.to(tl.int32)
-        s = parameter * 0
-    width = of_set
-    if not C.shared:
-        width *= a.sizes.sets.to(tl.int32)
+        rows *= sets
+    else:
+        s = parameter // of_set
+        width *= sets
     exists = parameter < width
-    zero = exact(parameter.to(tl.float64) * 0.0)
+    zero = parameter.to(tl.float64) * 0.0
     totals = tiles.Sums(zero, zero)
     for row in range(0, rows, C.rows):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & exists[None, :]
         place = k.to(tl.int64) * width + parameter[None, :]
-        partial = channels.load_columns(a, place, rows.to(tl.int64) * width, there, C)
-        of_rows = tiles.along(tiles.as_pairs(partial), 0, C)
-        totals = tiles.both(totals, tiles.as_pairs(of_rows), C.wide)
-    totals = tiles.settle(totals)
+        terms = channels.load_columns(a, place, rows.to(tl.int64) * width, there, C)
+        if C.sharing == 0:
+            group = parameter[None, :] // a.sizes.per_group.to(tl.int32)
+            at = access.Channels(k % sets, parameter[None, :], group, there)
+            terms = channels.correct_sums(a, at, terms, C)
+            scaled = tl.where(there, channels.read_invstd(a, at, C) * terms.projection, 0.0)
+            terms = tiles.Sums(terms.total, scaled)
+        totals = tiles.both(totals, tiles.over_rows(terms))
     index = parameter - s * of_set
     access.write(a, s, index, exists, totals.projection, access.GRAD_WEIGHT, C)
     access.write(a, s, index, exists, totals.total, access.GRAD_BIAS, C)
 
 
-@triton.jit
-def combine_lines(a, C: tl.constexpr):
-    """Sum the lines' terms of the parameters' gradients, in programs that do nothing else."""
-    over_lines(a, tl.program_id(0), C)
-
-
 @helper
 def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     """The average over all ranks of their means minus one mean, or of variance + eps about it."""
-    total = exact(at.channel.to(tl.float64) * 0.0)
+    total = at.channel.to(tl.float64) * 0.0
     ranks = a.numbers.counts.to(tl.int32)
     for row in range(0, ranks, C.rows):
         rank = row + tl.arange(0, C.rows)
@@ -376,9 +429,8 @@ def average(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
         if VARIANCES:
             r = access.read(a, rank[:, None], index, there, access.INVSTD, 1.0, C)
             value = 1.0 / (r * r) + value * value
-        value = tl.where(there, share * value, 0.0)
-        total = added(total, exact(tl.sum(value, 0)), C.wide)
-    return tl.where(n != 0.0, settled(total) / n, 0.0)
+        total += tl.sum(tl.where(there, share * value, 0.0), 0)
+    return tl.where(n != 0.0, total / n, 0.0)
 
 
 @triton.jit

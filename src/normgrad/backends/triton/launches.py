@@ -13,7 +13,10 @@ from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
 from .config import (
     ABSENT,
     ARGUMENT,
+    OUTPUTS,
     PILOT,
+    RESULT,
+    TOTALS,
     Arguments,
     Config,
     Numbers,
@@ -33,6 +36,7 @@ from .tiling import (
     Layout,
     Tile,
     axis_words,
+    element_bytes,
     fitting,
     groups_of,
     power_of_two,
@@ -44,13 +48,14 @@ ALIGNMENT = 256
 
 #: The numbers of channels, and of sums of each channel, that a program which only adds up sums
 #: processes at once.
-SUM_CHANNELS, SUM_ROWS = 8, (1, 16, 256)
+SUM_CHANNELS, SUM_ROWS = 8, (1, 32, 256)
 #: The number of batch norm's channels of which a program combines the parts: the fewer, the more
 #: programs. On an H200, 64 channels of 523 and 1046 parts took 12.5 and 19.5 µs with 8, 6.1 and 8.4
 #: µs with 2.
 COMBINED_CHANNELS = 2
-#: The largest number of sums of each line or parameter, and of all, that ``write`` adds up at once.
-WRITE_ROWS, WRITE_SUMS = 64, 512
+#: A program that writes reads at least so many times as many bytes of the tensors as of sums. An
+#: estimate: not measured.
+SUMS_AGAIN = 16
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,12 @@ class Launch:
         """The launch's name in a plan's path."""
         words, config = self.kernel.split("_"), self.config
         if self.kernel == "sums":
-            words += ["scale"] * config.writes + ["outputs"] * config.outputs
+            words += ["scale"] * bool(config.stores & RESULT)
+            words += ["outputs"] * bool(config.stores & OUTPUTS)
         elif self.kernel == "groups":
             words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.resident)
         elif self.kernel == "write":
-            words += ["sums"] * config.from_sums + ["lines"] * (config.parameters > 0)
+            words += ["sums"] * config.from_sums
         return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
@@ -131,10 +137,11 @@ class Builder:
 
     # Launches
 
-    def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, **config: Any) -> None:
+    def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, stores: int) -> None:
         """Launch a kernel on parts of ``part`` positions of each tile."""
         programs = tiles_of(self.problem, tile) * parts
-        self._launch(kernel, programs, tile, self._sizes(tile, parts, part), self.layout, **config)
+        sizes = self._sizes(tile, parts, part)
+        self._launch(kernel, programs, tile, sizes, self.layout, stores=stores)
 
     def groups(
         self, tile: Tile, each: int = 1, parts: int = 1, *, resident: bool = True, **config: Any
@@ -142,13 +149,16 @@ class Builder:
         """Launch ``groups``, whose programs have ``each`` tiles, or groups that are read twice."""
         problem = self.problem
         blocks = ceil_div(problem.channel.size, tile.step) if resident else groups_of(problem)
-        slots = ceil_div(blocks, each)
-        programs = problem.sets.size * parts * slots
-        part = tile.positions if resident else problem.positions
+        programs_each = ceil_div(blocks, each)
+        programs = problem.sets.size * parts * programs_each
+        part = tile.line if resident else problem.positions
+        slots = programs_each
+        if "chain" in config:
+            slots *= ceil_div(each, config["chain"] * config["chains"])
         sizes = self._sizes(tile, parts, part)._replace(each=each, slots=slots)
         self._launch("groups", programs, tile, sizes, self.layout, resident=resident, **config)
 
-    def combine_parts(self, parts: int, **config: Any) -> None:
+    def combine_parts(self, parts: int, stores: int) -> None:
         """Combine the sums of all parts, for each group."""
         problem = self.problem
         groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
@@ -156,46 +166,45 @@ class Builder:
             groups = power_of_two(min(COMBINED_CHANNELS, groups_of(problem)))
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
         tile = Tile(1, 1, 1, groups)
-        self._of_sums("parts", programs, tile, parts, parts, groups * fan, fan=fan, **config)
+        self._of_sums("parts", programs, tile, parts, parts, groups * fan, fan=fan, stores=stores)
 
-    def combine_sets(self, parts: int, *, short: bool = False) -> None:
-        """Combine the sums of all sets and parts, for each parameter."""
-        channels = self.problem.channel.size
-        width = _width_of(channels)
-        tile = Tile(1, width, width)
-        programs, sums = ceil_div(channels, width), parts * self.problem.sets.size
-        self._of_sums("sets", programs, tile, parts, sums, width, short_sums=short)
-
-    def combine_lines(self, parameters: int, slots: int, **config: Any) -> None:
-        """Combine the lines' terms of the parameters' gradients."""
-        width, shared = _width_of(parameters), self.problem.by_row
-        count = slots * (self.problem.sets.size if shared else 1)
+    def combine_parameters(self, parameters: int, slots: int, **config: Any) -> None:
+        """Combine the terms of the parameters' gradients, which stand in a number of slots."""
+        problem = self.problem
+        shared = problem.by_row or not isinstance(problem, Lines)
+        width = min(SUM_CHANNELS, power_of_two(ceil_div(parameters, PROCESSORS)))
+        count = slots * (problem.sets.size if shared else 1)
         config |= {"parameters": width, "shared": shared}
         programs = ceil_div(parameters, width)
-        self._of_sums("lines", programs, Tile(1, 1, 1), 1, count, width, slots=slots, **config)
+        if not isinstance(problem, Lines):  # the channels' sums are the terms
+            self.work = self.work._replace(columns=self.work.sums)
+        self._of_sums("parameters", programs, Tile(1, 1, 1), 1, count, width, slots=slots, **config)
 
-    def write_lines(
-        self, tile: Tile, pieces: int, parameters: int, slots: int, **config: Any
-    ) -> None:
-        """Launch ``write`` on lines whose pieces have sums, and on the parameters if there are any.
+    def write_from_sums(self, tile: Tile, parts: int, part: int, outputs: bool) -> None:
+        """Launch ``write`` on parts that have sums.
 
-        Programs write many pieces each, since each program computes the coefficients anew.
+        Each program adds up the sums of its channels anew. Those of many parts, and of a group's
+        channels, are added up by a launch of their own.
         """
-        problem = self.problem
-        most_parts = ceil_div(WARPS // tile.warps, tiles_of(problem, tile))
-        each = ceil_div(pieces, most_parts)
-        parts = ceil_div(pieces, each)
-        sizes = self._sizes(tile, parts, each * tile.positions)
-        sizes = sizes._replace(summed=pieces, slots=slots)
-        width = _width_of(parameters) if parameters else 0
-        rows = max(1, min(WRITE_ROWS, WRITE_SUMS // max(tile.channels, width)))
-        config |= {
-            "from_sums": True, "parameters": width, "shared": problem.by_row, "rows": rows
-        }  # fmt: skip
+        problem, summed, before = self.problem, parts, self.work
+        if isinstance(problem, Lines):  # programs write several pieces each
+            each = ceil_div(parts, ceil_div(WARPS // tile.warps, tiles_of(problem, tile)))
+            parts, part = ceil_div(parts, each), each * part
+        elif (
+            problem.per_group > 1
+            or parts > SUM_ROWS[1]
+            or SUMS_AGAIN * 16 * parts > element_bytes(problem) * part
+        ):
+            self.reserve("totals", 16 * problem.sets.size * problem.channel.size)
+            self.combine_parts(parts, TOTALS)
+            before = self.work
+            self.work, summed = before._replace(sums=before.totals), 1
+        sizes = self._sizes(tile, parts, part)._replace(summed=summed)
+        stores = RESULT | OUTPUTS * outputs
+        config = {"from_sums": True, "rows": _rows(summed, tile.channels), "stores": stores}
         programs = tiles_of(problem, tile) * parts
-        if parameters:
-            programs += ceil_div(parameters, width)
         self._launch("write", programs, tile, sizes, self.layout, **config)
+        self.work = before
 
     def combine_ranks(self) -> None:
         """Combine the statistics of all ranks."""
@@ -223,8 +232,7 @@ class Builder:
 
         Its configuration contains no properties of the tensors, so that many shapes share a kernel.
         """
-        rows = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
-        rows = min(rows, MOST_ROWS // width)
+        rows = _rows(count, width)
         tile = replace(tile, warps=max(1, min(8, rows * width // 128)))
         none = Tensor(dtypes.float32.code)
         layout = Layout("", none, none, none, self.layout.axes[:1], False, False)
@@ -262,16 +270,18 @@ class Builder:
             constant=problem.constant,
             grouped=problem.grouped,
             wide=self.wide,
-            dy=fitting(layout.dy, tile),
-            x=fitting(layout.x, tile),
-            dx=fitting(layout.dx, tile),
+            dy=layout.dy,
+            x=layout.x,
+            dx=layout.dx,
             vectors=pack(codes),
             counts=ABSENT if problem.counts is None else problem.counts.dtype.code,
-            positions=tile.positions,
             channels=tile.channels,
-            leading=tile.leading,
-            adjacent=tile.adjacent,
             sharing=problem.padded if isinstance(problem, Lines) else 0,
+            adjoining=all(
+                vector.stride == 1 and not vector.outer_strides
+                for role in (Role.WEIGHT, Role.BIAS)
+                if (vector := problem.vectors.get(role)) is not None
+            ),
             groups=tile.groups,
             rank=len(layout.axes),
             long_positions=layout.long_positions,
@@ -284,6 +294,7 @@ class Builder:
             centred=problem.centred,
             **config,
         )
+        compiled = _for_tile(compiled, tile, layout)
         set_sizes = tuple(axis.size for axis in problem.set_axes[1:])
         dy, x, dx = (
             Steps(
@@ -323,9 +334,23 @@ class Builder:
         return Steps(Strides((vector.set_stride,)), along)
 
 
-def _width_of(parameters: int) -> int:
-    """The number of parameters whose sums a program combines, so that there are many programs."""
-    return min(SUM_CHANNELS, power_of_two(ceil_div(parameters, PROCESSORS)))
+def _for_tile(config: Config, tile: Tile, layout: Layout) -> Config:
+    """A configuration with the positions of a tile, and that of the tile after it."""
+    return config._replace(
+        dy=fitting(layout.dy, tile),
+        x=fitting(layout.x, tile),
+        dx=fitting(layout.dx, tile),
+        positions=tile.positions,
+        leading=tile.leading,
+        adjacent=tile.adjacent,
+        next=_for_tile(config, tile.next, layout) if tile.next else None,
+    )
+
+
+def _rows(count: int, width: int) -> int:
+    """The number of ``count`` sums of each of ``width`` channels that are added up at once."""
+    enough = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
+    return min(enough, MOST_ROWS // width)
 
 
 def _numbers(problem: Problem) -> Numbers:

@@ -8,7 +8,7 @@ norm is computed in the same way: its rows are lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ... import dtypes
@@ -59,13 +59,19 @@ PERSISTENT_EACH = 16
 #: bytes per thread.
 LINES_EACH = 4
 #: The number of tiles whose terms of the parameters' gradients are added in float32, and of such
-#: chains whose sums a program stores as float32; those of more chains are float64. A term has three
-#: roundings, of x − μ, its product with dy, and 1/std; then there are one for each tile and chain,
-#: and the result's: 16, as many as the bound allows.
+#: chains whose sums are added to each other in float32. A term has three roundings, of x − μ, its
+#: product with dy, and 1/std; then there are one for each tile and chain, and the result's: 16, as
+#: many as the bound allows. Longer chains of halves would exceed it too: where large terms cancel,
+#: the error is one of small terms that were added to a large sum.
 CHAIN, CHAINS = 8, 4
+#: The same where both are of float64, whose bound allows 64 roundings; and the length of chains of
+#: float64 numbers beside float32 data.
+WIDE_CHAINS, LONG_CHAIN = 32, 256
 #: The number of a program's lines that are read or computed at once. On an H200, layer norm's
 #: gradients of (8192, 768) in float32 took 42 µs without, 36 with 2 and 29 with 3 or 4.
 STAGES = 3
+#: The largest number of tiles of a line, for the code is that of each.
+MOST_TILES = 3
 #: The bytes of shared memory that stages may take: a program of compute capability 8.6 has 99 KiB.
 SHARED = 96 << 10
 
@@ -166,13 +172,13 @@ class Cut:
     It is the same on all GPUs whose programs hold the same number of elements.
 
     Attributes:
-        tile: the tile, of elements by lines.
-        pieces: the number of tiles into which a line is divided.
-        each: the number of tiles that a program processes one after the other.
-        slots: the number of programs that process the same piece of different lines.
-        whole: whether a program holds its lines in registers, and reads them only once.
-        chain: the number of tiles whose terms of the parameters' gradients are added in float32; 0
-            if all are added in float64.
+        tile: the tile, of elements by lines; or the first of a line's tiles.
+        pieces: the number of tiles into which a line is divided among programs.
+        each: the number of tiles, or of lines of several tiles, that a program processes.
+        slots: the number of sums of each parameter that the programs store.
+        whole: whether a program has whole lines, so that no other has a part of their sums.
+        again: whether it reads them again to write dx, since its registers cannot hold them.
+        chain, chains: see :class:`.config.Config`.
         stages: the number of tiles that are read or computed at once; 0 for one.
     """
 
@@ -181,7 +187,9 @@ class Cut:
     each: int
     slots: int
     whole: bool
+    again: bool
     chain: int
+    chains: int
     stages: int
 
 
@@ -197,42 +205,80 @@ def _elements_each(problem: Lines, layout: Layout) -> tuple[int, int]:
     return each, most
 
 
+def _row(size: int, layout: Layout, each: int, most: int, most_warps: int) -> Tile:
+    """A line alone: its tiles of at most ``most`` elements, in as few warps as can hold it.
+
+    The sums of a tile with several lines would have another layout than the tile, which would then
+    be converted to it through shared memory. A size that is no power of two is divided into up to
+    three that are, of which the last may be padded.
+    """
+    warps = min(most_warps, power_of_two(ceil_div(size, 40 * each)))
+    sizes: list[int] = []
+    rest = size
+    while rest > 0:
+        piece = 1 << (rest.bit_length() - 1) if len(sizes) < MOST_TILES - 1 else power_of_two(rest)
+        sizes.append(max(32 * warps, min(most, piece)))
+        rest -= sizes[-1]
+    if sum(sizes) >= power_of_two(size) <= most:
+        sizes = [power_of_two(size)]
+    row: Tile | None = None
+    for piece in reversed(sizes):
+        tile = Tile(piece, 1, 1, 1, warps, vector=max(1, piece // (32 * warps)))
+        row = replace(by_threads(tile, layout), next=row)
+    assert row is not None
+    return row
+
+
 def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     """Give a program whole lines if its registers can hold one, otherwise pieces of lines."""
     each, most_each = _elements_each(problem, layout)
     lines, height = problem.channel.size, power_of_two(problem.positions)
     most_warps = warps = 2 * device.threads // 32
-    whole = height <= device.persistent * most_each // PERSISTENT_EACH
+    held = device.persistent * most_each // PERSISTENT_EACH
+    columns = problem.wants_parameters and not problem.forward
+    wide = problem.arithmetic is dtypes.float64
     alone = layout.pattern == "rows"
-    if alone:
-        # A line alone, in as few warps as can hold it: the sums of a tile with several lines have
-        # another layout than the tile, which is then converted to it through shared memory.
-        warps = min(most_warps if whole else PIECE_WARPS, max(1, height // (32 * each)))
-    most = 32 * warps * each
-    if not whole:
-        together = 1 if alone else min(SQUARE, power_of_two(lines))
-        height = min(height, max(problem.padded, most // together))
+    row = None
+    if alone and height >= 32 * each:
+        row = _row(problem.positions, layout, each, min(held, height), most_warps)
+    whole = held >= (height if row is None else row.line)
+    # The registers hold the columns of a longer line, and one of its tiles at a time.
+    again = row is not None and held < row.line <= 2 * held and columns and not wide
+    if row is not None and (whole or again):
+        warps, height = row.warps, row.line
+    else:
+        row = None
+        if alone:
+            warps = min(most_warps if whole else PIECE_WARPS, max(1, height // (32 * each)))
+        if not whole:
+            together = 1 if alone else min(SQUARE, power_of_two(lines))
+            height = min(height, max(problem.padded, 32 * warps * each // together))
     pieces = ceil_div(problem.positions, height)
     read = element_bytes(problem) * min(height, problem.positions)
     lines_each = ceil_div(lines * problem.sets.size * pieces, WARPS // warps)
     fewest = 1
-    columns = problem.wants_parameters and not problem.forward
     if columns:
         are_many = lines * problem.sets.size >= 2 * LEAST_LINES * PROCESSORS
         fewest = ceil_div(LEAST_LINES if are_many else FEWEST_LINES, problem.sharing)
     least = ceil_div(LEAST * 32 * warps // device.threads, read)
     part = min(lines, max(fewest, least, lines_each))
-    width = min(power_of_two(part), max(1, most // height))
-    tile = _tile(problem, layout, most_warps, each, height, width)
+    tile = row
+    if tile is None:
+        width = min(power_of_two(part), max(1, 32 * warps * each // height))
+        tile = _tile(problem, layout, most_warps, each, height, width)
     tiles_each = ceil_div(part, tile.step)
     # In half precision the forward pass was 5 to 10 % faster without stages, and tiles of several
     # lines up to twice as fast. In float64 arithmetic they took registers that were not there.
-    wide = problem.arithmetic is dtypes.float64
     staged = tile.step == 1 and not wide and (not problem.forward or itemsize(problem) > 2)
-    staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED
-    slots = ceil_div(ceil_div(lines, tile.step), tiles_each)
-    chain = CHAIN if columns and problem.sharing == 1 and not wide else 0
-    return Cut(tile, pieces, tiles_each, slots, whole, chain, STAGES if staged else 0)
+    staged = staged and (STAGES - 1) * element_bytes(problem) * height <= SHARED and not again
+    chain, chains = CHAIN, CHAINS
+    if wide:
+        chains = WIDE_CHAINS
+    elif problem.sharing > 1:  # the chains are of float64
+        chain = LONG_CHAIN
+    slots = ceil_div(ceil_div(lines, tile.step), tiles_each) * ceil_div(tiles_each, chain * chains)
+    stages = STAGES if staged else 0
+    return Cut(tile, pieces, tiles_each, slots, whole or again, again, chain, chains, stages)
 
 
 def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:

@@ -1,8 +1,8 @@
 """What all kernels use: the decorators, sums with errors, and a single rounding of results.
 
-In float64 arithmetic ("wide") a program's sums of many terms, and float32's sums where float64 is
-slow, are pairs of a number and the rounding errors of the additions to it. Otherwise the errors are
-constant zeros, which the compiler removes.
+Where a GPU's float64 arithmetic is slow, a program's sums of float32 terms are pairs of a number
+and the rounding errors of the additions to it. Otherwise the errors are constant zeros, which the
+compiler removes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def helper(function: Callable[..., Any]) -> Any:
     return function if triton.knobs.runtime.interpret else triton.jit(function)
 
 
-def constant(value: int) -> Any:
+def constant(value: int | str) -> Any:
     """Make a constant of a module usable in kernels."""
     return value if triton.knobs.runtime.interpret else tl.constexpr(value)
 
@@ -104,17 +104,6 @@ def sum_along(a, AXIS: tl.constexpr, ERRORS: tl.constexpr):
         return settled(Pair(value.to(tl.float64), error.to(tl.float64)))
     else:
         return tl.sum(a.value, AXIS)
-
-
-@helper
-def is_normal(value, WIDE: tl.constexpr):
-    """Whether the arithmetic's type holds a number with full precision."""
-    size = tl.abs(value)
-    if WIDE:
-        inside = (size >= 2.2250738585072014e-308) & (size <= 1.7976931348623157e308)
-    else:
-        inside = (size >= 1.1754943508222875e-38) & (size <= 3.4028234663852886e38)
-    return (size == 0.0) | inside
 
 
 @helper

@@ -166,7 +166,8 @@ def aligned(config: Config, addresses: Sequence[int]) -> Config:
         vector = max(1, math.gcd(tensor.vector * size, address) // size)
         tensors.append(tensor._replace(vector=vector))
     dy, x, dx = tensors
-    return config._replace(dy=dy, x=x, dx=dx)
+    following = aligned(config.next, addresses) if config.next else None
+    return config._replace(dy=dy, x=x, dx=dx, next=following)
 
 
 def _interpret(launches: Sequence[Launch], addresses: Sequence[int]) -> None:

@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ... import dtypes
 from ...layout import ceil_div
 from ...problem import Problem, Role
-from .config import ARGUMENT, BOTH, INVSTD, MEAN, PILOT, SAVED, VARIANCE
+from .config import ARGUMENT, COLUMNS, INVSTD, MEAN, OUTPUTS, PILOT, RESULT, SAVED, SUMS, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .lines import CHAINS, PROCESSORS, Cut, Lines, cut_of, lines_of, reads_lines
+from .lines import PROCESSORS, Cut, Lines, cut_of, lines_of, reads_lines
 from .tiling import (
     LEAST,
     SHORT,
@@ -36,6 +37,11 @@ from .tiling import (
     tile_of,
     tiles_of,
 )
+
+#: The largest number of tiles that a program adds up one after the other in float64 arithmetic.
+#: With the additions within a tile and of 10⁸ elements' parts, a term is rounded 64 times at most,
+#: as often as the bound allows.
+MOST_WIDE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +71,8 @@ def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
     """The number of parts of the positions that keep a device busy, and the positions in each."""
     problem, device = builder.problem, builder.device
     most = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
+    if builder.wide:
+        most = max(most, ceil_div(problem.positions, MOST_WIDE * tile.positions))
     read = element_bytes(problem) * tile.positions * tile.step
     step = tile.positions * ceil_div(LEAST, read)
     parts = max(1, min(most, problem.positions // step))
@@ -119,12 +127,12 @@ def _nothing(builder: Builder) -> None:
         problem = builder.problem = lines_of(problem)
     if problem.forward or not problem.grouped:
         if problem.sets.size and problem.channel.size:
-            builder.combine_parts(0, outputs=True)
+            builder.combine_parts(0, OUTPUTS)
     elif problem.by_row and problem.positions:
-        builder.combine_lines(problem.positions, 0)
+        builder.combine_parameters(problem.positions, 0)
     elif not problem.by_row and problem.channel.size:
         builder.problem = problem._replace(sets=problem.sets._replace(size=1))
-        builder.combine_sets(0)
+        builder.combine_parameters(problem.channel.size, 0)
 
 
 def _fill(builder: Builder) -> str:
@@ -138,7 +146,7 @@ def _fill(builder: Builder) -> str:
         _sums_alone(builder)
     elif problem.result is not None:
         tile = tile_of(problem, builder.layout, builder.device)
-        builder.over_parts("write", tile, *_parts(builder, tile))
+        builder.over_parts("write", tile, *_parts(builder, tile), RESULT)
     return ""
 
 
@@ -155,33 +163,32 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         _find_statistics(builder, cut)
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
-    passes, short = "", columns and (cut.chain == 0 or cut.each <= CHAINS * cut.chain)
+    passes = ""
+    shared: dict[str, Any] = {"stages": cut.stages}
+    stores = RESULT | OUTPUTS * forward if writes else 0
     if columns:
         # In layer norm the sets share the parameters, so each set has slots of its own.
         slots = cut.slots * (lines.sets.size if problem.by_row else 1)
-        itemsize = lines.arithmetic.itemsize if short else 8
-        builder.reserve("columns", 2 * slots * problem.parameters * itemsize)
-    shared: dict[str, Any] = {
-        "stages": cut.stages, "chain": cut.chain, "columns": columns, "short_columns": short
-    }  # fmt: skip
+        builder.reserve("columns", 2 * slots * problem.parameters * lines.arithmetic.itemsize)
+        shared |= {"chain": cut.chain, "chains": cut.chains}
+        stores |= COLUMNS
     if writes and cut.whole:
+        # A line that is read again is in the L2 cache.
         passes = "one pass"
-        builder.groups(cut.tile, cut.each, writes=True, outputs=forward, **shared)
-    elif writes and not columns and tiles_of(lines, cut.tile) >= PROCESSORS:
+        shared["again"] = cut.again
+        builder.groups(cut.tile, cut.each, stores=stores, **shared)
+    elif writes and not columns and not builder.wide and tiles_of(lines, cut.tile) >= PROCESSORS:
         passes = "two passes"
-        builder.groups(cut.tile, resident=False, writes=True, outputs=forward)
+        builder.groups(cut.tile, resident=False, stores=stores)
     elif writes:
         passes = "two passes"
         builder.reserve_sums(cut.pieces)
-        builder.groups(cut.tile, cut.each, cut.pieces, keeps_sums=True, **shared)
-        combined = problem.parameters if columns else 0
-        config = {"outputs": forward, "short_columns": short}
-        builder.write_lines(cut.tile, cut.pieces, combined, cut.slots, **config)
-        return passes
+        builder.groups(cut.tile, cut.each, cut.pieces, stores=SUMS | stores & COLUMNS, **shared)
+        builder.write_from_sums(cut.tile, cut.pieces, cut.tile.positions, forward)
     elif columns:
-        builder.groups(cut.tile, cut.each, cut.pieces, **shared)
+        builder.groups(cut.tile, cut.each, cut.pieces, stores=stores, **shared)
     if columns:
-        builder.combine_lines(problem.parameters, cut.slots, short_columns=short)
+        builder.combine_parameters(problem.parameters, cut.slots)
     return passes
 
 
@@ -198,7 +205,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         if builder.wide:
             rounds.append(MEAN)
     if not problem.forward:
-        statistics = BOTH if problem.missing_invstd else MEAN
+        statistics = MEAN | INVSTD if problem.missing_invstd else MEAN
         rounds.append(statistics if problem.missing_mean else INVSTD)
         mean = problem.vectors.get(Role.MEAN)
         vectors = {} if mean is None else {Role.MEAN: mean}
@@ -209,13 +216,13 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         if cut:
             parts = cut.pieces
             builder.reserve_sums(parts)
-            builder.groups(cut.tile, cut.each, parts, keeps_sums=True, stages=cut.stages)
+            builder.groups(cut.tile, cut.each, parts, stores=SUMS, stages=cut.stages)
         else:
             tile = tile_of(builder.problem, builder.layout, builder.device)
             parts, part = _parts(builder, tile)
             builder.reserve_sums(parts)
-            builder.over_parts("sums", tile, parts, part)
-        builder.combine_parts(parts, saves=which)
+            builder.over_parts("sums", tile, parts, part, SUMS)
+        builder.combine_parts(parts, which)
         if which != INVSTD:
             builder.about = SAVED
         if which != MEAN:
@@ -229,16 +236,16 @@ def _sums_alone(builder: Builder) -> None:
     # The tiles are the same as with dx or y, so that the sums are bitwise the same.
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
-    writes = problem.result is not None and problem.constant
+    writes = RESULT * (problem.result is not None and problem.constant)
     if parts == 1 and problem.per_group == 1 and not problem.grouped:
-        builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
+        builder.over_parts("sums", tile, 1, part, OUTPUTS | writes)
         return
     builder.reserve_sums(parts)
-    builder.over_parts("sums", tile, parts, part, writes=writes)
+    builder.over_parts("sums", tile, parts, part, SUMS | writes)
     if problem.grouped:
-        builder.combine_sets(parts)
+        builder.combine_parameters(problem.channel.size, parts)
     else:
-        builder.combine_parts(parts, outputs=True)
+        builder.combine_parts(parts, OUTPUTS)
 
 
 def _fits(problem: Problem, device: Device) -> bool:
@@ -253,7 +260,8 @@ def _takes_groups(problem: Problem, device: Device) -> bool:
     """
     if problem.per_group == 1 and problem.sets.size == 1:
         return False
-    many = problem.sets.size * groups_of(problem) >= device.processors
+    wide = problem.arithmetic is dtypes.float64  # which adds up few tiles one after the other
+    many = not wide and problem.sets.size * groups_of(problem) >= device.processors
     return many or _fits(problem, device)
 
 
@@ -277,18 +285,15 @@ def _sums_and_write(builder: Builder) -> str:
             read = element_bytes(problem) * problem.positions * tile.step
             at_once = device.processors * device.programs_each
             each = max(1, min(tiles_of(problem, tile) // at_once, LEAST // read))
-        config = {"outputs": outputs, "keeps_sums": later, "short_sums": short, "writes": True}
-        builder.groups(tile, each, resident=resident, **config)
+        stores = RESULT | OUTPUTS * outputs | SUMS * later
+        builder.groups(tile, each, resident=resident, short=short, stores=stores)
     else:
         passes, short = "two passes", False
         tile = tile_of(problem, layout, device)
         parts, part = _parts(builder, tile)
         builder.reserve_sums(parts)
-        numbers = 5 * problem.sets.size * problem.channel.size
-        builder.reserve("coefficients", numbers * problem.arithmetic.itemsize)
-        builder.over_parts("sums", tile, parts, part)
-        builder.combine_parts(parts, coefficients=True, outputs=outputs)
-        builder.over_parts("write", tile, parts, part, coefficients=True)
+        builder.over_parts("sums", tile, parts, part, SUMS)
+        builder.write_from_sums(tile, parts, part, outputs)
     if later:
-        builder.combine_sets(parts, short=short)
+        builder.combine_parameters(problem.channel.size, parts, short=short)
     return passes

@@ -19,7 +19,6 @@ from .pairs import (
     masked,
     real,
     rounded,
-    settled,
     sum_along,
     two_sum,
 )
@@ -28,6 +27,11 @@ from .pairs import (
 
 #: The source of the point for moments that need not be finite; see config.py.
 ARGUMENT = constant(config.ARGUMENT)
+
+
+#: The hints for the caches of the first load of an element, and of a second one. Loads without a
+#: difference would be one, whose value would be held in registers, of which there are not enough.
+FIRST, AGAIN = constant(""), constant("evict_first")
 
 
 class Sums(NamedTuple):
@@ -48,11 +52,22 @@ class Coefficients(NamedTuple):
 
 
 @helper
-def both(sums, others, ERRORS: tl.constexpr):
-    """Add two sums, which are pairs, to two others."""
-    return Sums(
-        added(sums.total, others.total, ERRORS), added(sums.projection, others.projection, ERRORS)
-    )
+def both(sums, others):
+    """Add two sums to two others."""
+    return Sums(sums.total + others.total, sums.projection + others.projection)
+
+
+@helper
+def over_rows(sums):
+    """Reduce two sums along their first axis."""
+    return Sums(tl.sum(sums.total, 0), tl.sum(sums.projection, 0))
+
+
+@helper
+def accumulated(sums, others, C: tl.constexpr):
+    """Add a tile's two sums to those of earlier tiles; all are pairs."""
+    total = added(sums.total, others.total, C.singles)
+    return Sums(total, added(sums.projection, others.projection, C.singles))
 
 
 @triton.jit
@@ -79,10 +94,10 @@ def none(C: tl.constexpr):
 
 @helper
 def along(sums, AXIS: tl.constexpr, C: tl.constexpr):
-    """Reduce sums along an axis, to numbers in float64."""
-    if C.wide or C.singles or INTERPRETED:
-        total = sum_along(sums.total, AXIS, C.wide or C.singles)
-        projection = sum_along(sums.projection, AXIS, C.wide or C.singles)
+    """Reduce sums, which are pairs, along an axis, to numbers in float64."""
+    if C.singles or INTERPRETED:
+        total = sum_along(sums.total, AXIS, C.singles)
+        projection = sum_along(sums.projection, AXIS, C.singles)
     else:  # at once, so that the program's threads wait for each other only once
         total, projection = tl.reduce((sums.total.value, sums.projection.value), AXIS, _add_both)
     ONE: tl.constexpr = total.shape[0] == 1
@@ -92,33 +107,21 @@ def along(sums, AXIS: tl.constexpr, C: tl.constexpr):
         return Sums(total, projection)
 
 
-@helper
-def as_pairs(sums):
-    """Two numbers as pairs."""
-    return Sums(exact(sums.total), exact(sums.projection))
-
-
-@helper
-def settle(sums):
-    """Two pairs as numbers."""
-    return Sums(settled(sums.total), settled(sums.projection))
-
-
 # The tuples of constants below have names, since Triton 3.6 would flatten a tuple that is passed on
 # without one.
 
 
 @helper
-def load_both(a, s, first, p, there, C: tl.constexpr):
+def load_both(a, s, first, p, there, HINT: tl.constexpr, C: tl.constexpr):
     """Load tiles of dy and x in the arithmetic's type, 0 outside; in the forward pass, x twice."""
     X: tl.constexpr = C.x
     at = pointers(a.at[access.X], a.x, s, first, p, a.axes, X, C)
-    x = real(tl.load(at, mask=there, other=0.0), C.wide)
+    x = real(tl.load(at, mask=there, other=0.0, eviction_policy=HINT), C.wide)
     dy = x
     if not C.forward:
         DY: tl.constexpr = C.dy
         at = pointers(a.at[access.DY], a.dy, s, first, p, a.axes, DY, C)
-        dy = real(tl.load(at, mask=there, other=0.0), C.wide)
+        dy = real(tl.load(at, mask=there, other=0.0, eviction_policy=HINT), C.wide)
     return dy, x
 
 
@@ -180,7 +183,8 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
             d = x.to(tl.float64) - about[None, :]
         return Sums(exact(d), exact(d * d))
     else:
-        return Sums(exact(dy), exact(tl.where(there, dy * (x - about[None, :]), 0.0)))
+        # Outside dy is 0, and so is the product unless the mean is not finite, nor then the sum.
+        return Sums(exact(dy), exact(dy * (x - about[None, :])))
 
 
 @helper
@@ -252,29 +256,26 @@ def parameters(a, s, start, C: tl.constexpr):
 
 @helper
 def no_columns(C: tl.constexpr):
-    """Zeros to which each tile's terms of the parameters' gradients are added.
+    """Zeros to which a chain of tiles adds its terms of the parameters' gradients.
 
-    Where positions share a parameter, or the arithmetic is float64, the sums are float64. Otherwise
-    terms are added in float32 over a chain of tiles, whose sums then go to the workspace.
+    Where each position has a parameter of its own these are of the arithmetic's type; where some
+    positions share one, float64.
     """
-    if C.chain > 0:
-        zero = tl.full([C.positions, C.channels], 0.0, tl.float32)
-    else:
-        zero = tl.full([C.positions // max(1, C.sharing), C.channels], 0.0, tl.float64)
-    return Sums(exact(zero), exact(zero))
+    REAL: tl.constexpr = tl.float32 if C.sharing == 1 and not C.wide else tl.float64
+    zero = tl.full([C.positions // max(1, C.sharing), C.channels], 0.0, REAL)
+    return Sums(zero, zero)
 
 
 @helper
-def of_parameters(p, C: tl.constexpr):
+def of_parameters(value, C: tl.constexpr):
     """Sum a number over the positions that share a parameter, in float64."""
     S: tl.constexpr = C.sharing
     R: tl.constexpr = C.positions // S
     W: tl.constexpr = C.channels
-    value = p.value.to(tl.float64)
     if S == 1:
         return value
     else:
-        return tl.sum(tl.reshape(value, [R, S, W]), 1)
+        return tl.sum(tl.reshape(value.to(tl.float64), [R, S, W]), 1)
 
 
 @helper
@@ -283,16 +284,9 @@ def add_columns(columns, terms, r, rest, C: tl.constexpr):
 
     Terms of x minus a rounded mean are corrected for the mean's rounding error, the rest.
     """
-    if C.chain > 0:
-        total = columns.total.value + terms.total.value
-        projection = terms.projection.value
-        if C.rest:
-            projection = tl.fma(terms.total.value, -rest.to(tl.float32)[None, :], projection)
-        single = tl.broadcast_to(r.to(tl.float32)[None, :], [C.positions, C.channels])
-        weights = tl.fma(projection, single, columns.projection.value)
-        return Sums(exact(total), exact(weights))
-    else:
-        total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
-        if C.rest:
-            projection = projection - rest[None, :] * total
-        return both(columns, Sums(exact(total), exact(projection * r[None, :])), C.wide)
+    total = of_parameters(terms.total.value, C)
+    projection = of_parameters(terms.projection.value, C)
+    if C.rest:
+        projection = tl.fma(total, -rest.to(total.dtype)[None, :], projection)
+    r = tl.broadcast_to(r.to(total.dtype)[None, :], total.shape)
+    return Sums(columns.total + total, tl.fma(projection, r, columns.projection))

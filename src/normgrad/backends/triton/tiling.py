@@ -134,6 +134,7 @@ class Tile:
         warps: the number of warps of the program.
         leading, adjacent: the positions of one thread; see :class:`.config.Config`.
         vector: the largest number of elements that a thread reads at once, a power of two.
+        next: the tile of a line after this one, of the same threads.
     """
 
     positions: int
@@ -144,6 +145,12 @@ class Tile:
     leading: int = 1
     adjacent: int = 1
     vector: int = VECTOR
+    next: Tile | None = None
+
+    @property
+    def line(self) -> int:
+        """The positions of this tile and of those after it."""
+        return self.positions + (self.next.line if self.next else 0)
 
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
@@ -209,7 +216,7 @@ def by_threads(tile: Tile, layout: Layout) -> Tile:
     threads = 32 * tile.warps
     vector = layout.x.vector
     if layout.pattern == "rows":
-        adjacent = min(vector, tile.positions)
+        adjacent = min(vector, tile.vector, tile.positions)
         leading = max(1, tile.positions // (adjacent * threads))
         return replace(tile, leading=leading, adjacent=adjacent)
     if layout.pattern == "columns":
