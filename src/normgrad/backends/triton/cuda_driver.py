@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -31,13 +32,10 @@ ALIGNED_BITS = 4
 Rows = npt.NDArray[np.int64]
 
 #: What a kernel's metadata must say, since a launch provides nothing else.
-_PLAIN = {
-    "global_scratch_size": 0,
-    "profile_scratch_size": 0,
-    "launch_cooperative_grid": False,
-    "launch_pdl": False,
-    "num_ctas": 1,
-}
+_PLAIN: dict[str, Any] = {
+    "global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": False,
+    "launch_pdl": False, "num_ctas": 1,
+}  # fmt: skip
 #: The values of the two parameters for scratch memory that Triton adds to every kernel.
 _NO_SCRATCH = (0, 0)
 
@@ -86,11 +84,9 @@ def launcher(device: int) -> Launcher:
 def _check(device: int, status: int) -> None:
     """Raise a KernelError if CUDA refused what it was asked to do on a device."""
     if status != 0:
-        words = ctypes.c_char_p()
+        words = ctypes.c_char_p(b"unknown error")
         _driver().cuGetErrorString(status, ctypes.byref(words))
-        raise KernelError(
-            f"cuda:{device}: CUDA refused a launch: {(words.value or b'unknown error').decode()}"
-        )
+        raise KernelError(f"cuda:{device}: CUDA refused a launch: {(words.value or b'').decode()}")
 
 
 def launch(device: int, rows: Rows, addresses: Sequence[int], stream: int) -> None:
@@ -121,24 +117,19 @@ def row(launch: Launch, kernel: Any, function: int) -> Rows:
     """The words of a launch of a compiled kernel, which is loaded as ``function``.
 
     Raises:
-        KernelError: the kernel needs something that a launch does not provide, as one of another
-            version of Triton may.
+        KernelError: the kernel needs something else, as one of another version of Triton may.
     """
-    metadata = kernel.metadata
     parameters = [*flat(launch.arguments), *_NO_SCRATCH]
-    needs = {name: getattr(metadata, name, None) for name in _PLAIN}
+    needs: dict[str, Any] = {name: getattr(kernel.metadata, name, None) for name in _PLAIN}
     _, _, ptx = kernel.asm["ptx"].partition(".entry")
-    declared = re.findall(r"\.param\s+\.(\w+)", ptx.partition(")")[0])
-    if needs != _PLAIN:
-        raise KernelError(f"{launch.kernel}: compiled to a kernel with {needs}; allowed: {_PLAIN}")
-    if len(declared) != len(parameters) or not {*declared} <= {"u64", "b64", "s64"}:
-        raise KernelError(
-            f"{launch.kernel}: compiled to a kernel with {len(declared)} parameters of the types "
-            f"{sorted({*declared})}; allowed: {len(parameters)} of 64 bits"
-        )
+    sizes = re.findall(r"\.param\s+\.[a-z](\d+)", ptx.partition(")")[0])
+    needs["sizes of parameters"] = dict(Counter(sizes))
+    allowed = _PLAIN | {"sizes of parameters": {"64": len(parameters)}}
+    if needs != allowed:
+        raise KernelError(f"{launch.kernel}: a kernel that needs {needs}; allowed: {allowed}")
     words = np.zeros(LAUNCH_FIELDS, np.int64)
-    config = words[:STREAM].view(np.uint32)
-    config[:7] = launch.programs, 1, 1, 32 * metadata.num_warps, 1, 1, metadata.shared
+    threads, shared = 32 * kernel.metadata.num_warps, kernel.metadata.shared
+    words[:STREAM].view(np.uint32)[:7] = launch.programs, 1, 1, threads, 1, 1, shared
     words[KERNEL], words[COUNT] = function, len(parameters)
     words[PARAMETERS : PARAMETERS + len(parameters)] = parameters
     return words
