@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,6 +295,20 @@ def has_native(program: Any, tells_stream: bool) -> bool:
             launcher = cuda_driver.launcher.__wrapped__(0)
     with mock.patch.object(cuda_driver, "launcher", return_value=launcher):
         return runtime.Runner(program, 0).native([0, 0, 0]) is not None
+
+
+def launchers_made(program: Any, threads: int) -> int:
+    """How many launchers a device gets where threads with runners of their own need the first."""
+    from normgrad.backends.triton import cuda_driver, runtime
+
+    fresh = mock.patch.object(cuda_driver, "launcher", cache(cuda_driver.launcher.__wrapped__))
+    slow = mock.patch.object(cuda_driver, "_check", side_effect=lambda *_: time.sleep(0.05))
+    function = cuda_driver._stream_function
+    counted = mock.patch.object(cuda_driver, "_stream_function", side_effect=function)
+    runners = [runtime.Runner(program, 0) for _ in range(threads)]
+    with fresh, slow, counted as made, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda runner: runner.native([0, 0, 0]), runners))
+    return made.call_count
 
 
 def run_captured(program: Any, calls: Sequence[Sequence[int]]) -> tuple[str, list[dict[str, Any]]]:

@@ -52,8 +52,7 @@ def _compiled(kernel: str, config: Config, warps: int, target: Any, arguments: A
 
 def compiled(launch: Launch, config: Config, target: Any) -> Any:
     """The compiled kernel of a launch; only one thread at a time may call this."""
-    types = _signature(launch.arguments)
-    return _compiled(launch.kernel, config, launch.warps, target, types)
+    return _compiled(launch.kernel, config, launch.warps, target, _signature(launch.arguments))
 
 
 @cache
@@ -123,6 +122,7 @@ class Runner:
                     f"cuda:{index}: a first call while a CUDA graph is captured; allowed: after "
                     "the same call once before the capture, which compiles and loads the kernels"
                 )
+            cuda_driver.launcher(index)  # under the lock: C++ has the address of the only one
             target = driver.active.get_current_target()
             for launch in self._launches:
                 kernel = compiled(launch, aligned(launch.config, key), target)
