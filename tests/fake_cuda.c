@@ -1,7 +1,8 @@
 /* A libcuda.so.1 without a GPU: it keeps what it is asked to launch, and runs nothing.
 
-   It has what Triton's launcher calls, two devices, and contexts that belong to threads as CUDA's
-   do. tests/fake_cuda.py builds it against the cuda.h that comes with Triton. */
+   It has what Triton calls to load kernels and normgrad to launch them, two devices, and contexts
+   that belong to threads as CUDA's do. It is also PyTorch's library for CUDA, as far as that tells the
+   current stream. tests/fake_cuda.py builds it against the cuda.h that comes with Triton. */
 
 #include <cuda.h>
 #include <elf.h>
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEVICES = 2, LAUNCHES = 4096, PARAMETERS = 256 };
+enum { DEVICES = 2, LAUNCHES = 4096, PARAMETERS = 256, CONTEXTS = 8 };
 
 /* What cubins say: an attribute of a kernel, of four bytes with its value or with the size of one
    that follows, and the attribute that is the size of all parameters. */
@@ -23,7 +24,7 @@ typedef struct {
 /* tests/fake_cuda.py has the same. */
 typedef struct {
   uint32_t grid[3], block[3], shared, device, attributes, count;
-  uint64_t stream, kernel;
+  uint64_t stream, kernel, thread;
   int64_t values[PARAMETERS];
 } FakeLaunch;
 
@@ -37,7 +38,8 @@ typedef struct {
   uint32_t parameters;
 } Function;
 
-static _Thread_local int current = -1;
+static _Thread_local int current = -1, below[CONTEXTS], depth; /* below the current context */
+static _Thread_local uint64_t stream = 0x1000; /* of the first device; each further has one more */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static FakeLaunch launches[LAUNCHES];
 static unsigned long launched;
@@ -55,6 +57,12 @@ void fake_answer(CUresult status, unsigned long after) {
 }
 int fake_current(void) { return current; }
 void fake_use(int device) { current = device; }
+void fake_use_stream(uint64_t number) { stream = number; }
+
+int32_t aoti_torch_get_current_cuda_stream(int32_t device, void **found) {
+  *found = (void *)(stream + (uint64_t)device);
+  return 0;
+}
 
 /* Devices and contexts: a device's context is its number and 1. */
 
@@ -100,6 +108,21 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
 
 CUresult cuCtxSetCurrent(CUcontext context) {
   current = (int)(intptr_t)context - 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  if (depth == CONTEXTS)
+    return CUDA_ERROR_INVALID_VALUE;
+  below[depth++] = current;
+  return cuCtxSetCurrent(context);
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
+  if (depth == 0)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  cuCtxGetCurrent(context);
+  current = below[--depth];
   return CUDA_SUCCESS;
 }
 
@@ -236,6 +259,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
   made->count = kernel->parameters;
   made->stream = (uint64_t)config->hStream;
   made->kernel = (uint64_t)function;
+  made->thread = (uint64_t)pthread_self();
   for (uint32_t i = 0; i < kernel->parameters; ++i)
     made->values[i] = *(const int64_t *)parameters[i];
   pthread_mutex_unlock(&lock);

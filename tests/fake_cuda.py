@@ -12,14 +12,17 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from normgrad.problem import OTHERS
+from normgrad.problem import PLACES
 
 SOURCE = Path(__file__).with_suffix(".c")
 #: The most launches that are recorded.
@@ -40,6 +43,7 @@ class Launched(ctypes.Structure):
         ("count", ctypes.c_uint32),
         ("stream", ctypes.c_uint64),
         ("kernel", ctypes.c_uint64),
+        ("thread", ctypes.c_uint64),
         ("values", ctypes.c_int64 * 256),
     ]
 
@@ -53,6 +57,7 @@ class Launched(ctypes.Structure):
             "attributes": self.attributes,
             "stream": self.stream,
             "kernel": self.kernel,
+            "thread": self.thread,
             "values": self.values[: self.count],
         }
 
@@ -90,7 +95,6 @@ class Cuda:
         self.library = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
         self.library.fake_launches.restype = ctypes.POINTER(Launched)
         self.library.fake_launched.restype = ctypes.c_ulong
-        self._thread = threading.local()
 
     def current_device(self) -> int:
         """Like PyTorch's function: the first device, in a thread without a context."""
@@ -107,12 +111,18 @@ class Cuda:
             self.library.fake_use(before)
 
     def use_stream(self, number: int) -> None:
-        """Make a stream the thread's current one, on all devices."""
-        self._thread.stream = number
+        """Make a stream the thread's current one on the first device."""
+        self.library.fake_use_stream(ctypes.c_uint64(number))
 
     def stream(self, index: int) -> int:
         """The thread's current stream on a device."""
-        return int(getattr(self._thread, "stream", STREAM)) + index
+        found = ctypes.c_void_p()
+        self.library.aoti_torch_get_current_cuda_stream(index, ctypes.byref(found))
+        return found.value or 0
+
+    def current_stream(self, index: int) -> Any:
+        """Like PyTorch's function."""
+        return SimpleNamespace(cuda_stream=self.stream(index))
 
     def launches(self) -> list[dict[str, Any]]:
         """The launches since the last call of this method."""
@@ -138,10 +148,15 @@ def install(library: Path) -> None:
     replaced.is_available = lambda: True
     replaced.current_device = cuda.current_device
     replaced.device = cuda.device
+    replaced.current_stream = cuda.current_stream
     replaced.is_current_stream_capturing = lambda: False
     replaced.get_device_capability = lambda device=None: (9, 0)
     compiled: Any = torch._C
-    compiled._cuda_getCurrentRawStream = cuda.stream
+    compiled._cuda_getCurrentRawStream = cuda.stream  # Triton's driver imports it
+    from normgrad.backends.triton import cuda_driver
+
+    function: Any = cuda.library.aoti_torch_get_current_cuda_stream
+    mock.patch.object(cuda_driver, "_stream_function", return_value=function).start()
 
 
 # Functions that tests call in the process
@@ -165,82 +180,135 @@ def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[st
     }
 
 
-def described(program: Any, addresses: Sequence[int]) -> list[dict[str, Any]]:
-    """The launches of a program as the driver's tables describe them, for these addresses."""
-    import numpy as np
+def run_by_triton(program: Any, addresses: Sequence[int]) -> list[dict[str, Any]]:
+    """The launches of a program by Triton's own launcher, for these addresses."""
+    from triton.runtime import driver
 
-    from normgrad.backends.triton import cuda_driver, runtime
+    from normgrad.backends.triton import runtime
 
-    runner = runtime.Runner(program, 0)
-    runner.run(addresses)
+    target = driver.active.get_current_target()
+    for launch in program.launches:
+        config = runtime.aligned(launch.config, addresses)
+        start = runtime.compiled(launch, config, target)[(launch.programs, 1, 1)]
+        start(launch.at(addresses), config, stream=STREAM)
+    return cuda.launches()
+
+
+@contextmanager
+def in_place_of_the_cpu(runner: Any) -> Iterator[None]:
+    """Have C++ launch a runner's kernels in the place of the CPU's, whose tensors it takes."""
+    from normgrad.backends.cpu import runtime as cpu_runtime
+
+    def native(cpu: Any, addresses: Any) -> Any:
+        return runner.native(addresses)
+
+    with mock.patch.object(cpu_runtime.Runner, "native", native):
+        yield
+
+
+def run_by_each(
+    program: Any, way: str, index: int, in_thread: bool
+) -> tuple[list[dict[str, Any]], int, list[int], int]:
+    """Run layer norm's program by Python or C++, in this thread or in one without a context.
+
+    The kernels are loaded before, by this thread. Returns the launches, the thread, the addresses
+    of the tensors that C++ had, and the thread's current device afterwards.
+    """
+    import torch
+
+    import normgrad
+    from normgrad.backends.triton.runtime import Runner
+
+    x, w, b = torch.randn(4, 64), torch.randn(64), torch.randn(64)
+    normgrad.layer_norm(x[:, :2], (2,))  # from the first tensor of PyTorch's on, C++ computes
+    runner, found = Runner(program, index), []
+
+    def work() -> tuple[int, int]:
+        if way == "Python":
+            runner.run([0] * PLACES)
+        else:
+            with in_place_of_the_cpu(runner):  # each runner has a plan of C++'s
+                found[:] = normgrad.layer_norm(x, (64,), w, b, eps=1.0 + index + 2 * in_thread)
+        return threading.get_ident(), int(cuda.library.fake_current())
+
+    work()
     cuda.launches()
-    (ready,) = runner._ready.values()
-    found = []
-    for row in ready.steps:
-        config = row[: cuda_driver.CONFIG_STREAM].view(np.uint32).tolist()
-        constants = row[cuda_driver.CONSTANTS :][: row[cuda_driver.CONSTANT_COUNT]].tolist()
-        found.append(
-            {
-                "grid": tuple(config[:3]),
-                "block": tuple(config[3:6]),
-                "shared": config[6],
-                "kernel": int(row[cuda_driver.KERNEL]),
-                "values": [*addresses[:OTHERS], *constants],
-            }
-        )
+    if in_thread:
+        with ThreadPoolExecutor(1) as pool:
+            thread, current = pool.submit(work).result()
+    else:
+        thread, current = work()
+    tensors = [each.data_ptr() for each in (x, w, b, *found)]
+    return cuda.launches(), thread, tensors, current
+
+
+def refusals(program: Any) -> list[list[tuple[str, int]]]:
+    """The errors' texts, and the numbers of launches, of three calls by Python and by C++.
+
+    Of a first call while the stream is captured, of one that CUDA refuses, and of a later one.
+    """
+    import torch
+
+    import normgrad
+    from normgrad.backends.triton.runtime import Runner
+
+    x = torch.randn(4, 64)
+    normgrad.layer_norm(x[:, :2], (2,))
+    found: list[list[tuple[str, int]]] = []
+    capturing = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
+    for way in ("Python", "C++"):
+        runner, number = Runner(program, 0), iter(range(1, 9))
+
+        def call(way: str = way, runner: Any = runner, number: Iterator[int] = number) -> None:
+            if way == "Python":
+                runner.run([0] * PLACES)
+            else:
+                with in_place_of_the_cpu(runner):  # a call that C++ asks a plan for
+                    normgrad.layer_norm(x, (64,), eps=float(next(number)))
+
+        def error(call: Any = call) -> tuple[str, int]:
+            text = ""
+            try:
+                call()
+            except RuntimeError as caught:
+                text = str(caught).partition("\n")[0]
+            return text, len(cuda.launches())
+
+        with capturing:
+            captured = error()
+        call()
+        cuda.launches()
+        cuda.library.fake_answer(701, 0)
+        refused = error()
+        cuda.library.fake_answer(0, 0)
+        found.append([captured, refused, error()])
     return found
 
 
-def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Like :func:`run`, with one of Triton's hooks; also returns the hook's kernels and streams."""
-    from triton import knobs
+def has_native(program: Any, tells_stream: bool) -> bool:
+    """Whether C++ can launch a program, where PyTorch may have no function for the stream."""
+    from normgrad.backends.triton import cuda_driver, runtime
 
-    told = []
-
-    def hook(metadata: Any) -> None:
-        found = metadata.get()
-        told.append((found["name"], found["stream"]))
-
-    chain = getattr(knobs.runtime, name)
-    chain.add(hook)
-    try:
-        found = run(program, calls)
-    finally:
-        chain.remove(hook)
-    return {**found, "told": told}
+    launcher = cuda_driver.launcher(0)
+    if not tells_stream:
+        with mock.patch.object(cuda_driver, "_stream_function", return_value=None):
+            launcher = cuda_driver.launcher.__wrapped__(0)
+    with mock.patch.object(cuda_driver, "launcher", return_value=launcher):
+        return runtime.Runner(program, 0).native([0, 0, 0]) is not None
 
 
-def run_hooked_later(
-    name: str, program: Any, addresses: Sequence[int], replaces: bool
-) -> list[tuple[str, int]]:
-    """The kernels and streams that a hook is told of which is there for the second of three calls.
+def launchers_made(program: Any, threads: int) -> int:
+    """How many launchers a device gets where threads with runners of their own need the first."""
+    from normgrad.backends.triton import cuda_driver, runtime
 
-    Either it is added to Triton's chain, or it takes the chain's place.
-    """
-    from triton import knobs
-
-    from normgrad.backends.triton.runtime import Runner
-
-    told, chain = [], getattr(knobs.runtime, name)
-
-    def hook(metadata: Any) -> None:
-        found = metadata.get()
-        told.append((found["name"], found["stream"]))
-
-    runner = Runner(program, 0)
-    runner.run(addresses)
-    if replaces:
-        setattr(knobs.runtime, name, hook)
-    else:
-        chain.add(hook)
-    try:
-        runner.run(addresses)
-    finally:
-        setattr(knobs.runtime, name, chain)
-        chain.remove(hook)
-    runner.run(addresses)
-    cuda.launches()
-    return told
+    fresh = mock.patch.object(cuda_driver, "launcher", cache(cuda_driver.launcher.__wrapped__))
+    slow = mock.patch.object(cuda_driver, "_check", side_effect=lambda *_: time.sleep(0.05))
+    function = cuda_driver._stream_function
+    counted = mock.patch.object(cuda_driver, "_stream_function", side_effect=function)
+    runners = [runtime.Runner(program, 0) for _ in range(threads)]
+    with fresh, slow, counted as made, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda runner: runner.native([0, 0, 0]), runners))
+    return made.call_count
 
 
 def run_captured(program: Any, calls: Sequence[Sequence[int]]) -> tuple[str, list[dict[str, Any]]]:

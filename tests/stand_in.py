@@ -64,7 +64,7 @@ class Seen:
     scratch: list[tuple[str, int]] = field(default_factory=list)
     probed: list[tuple[int, int]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    checked: list[tuple[str, Device]] = field(default_factory=list)
+    checked: list[tuple[int, Device]] = field(default_factory=list)
     settles: bool = True
 
 
@@ -87,8 +87,8 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
             seen.launches.append((self._index, list(addresses)))
             self._cpu.run(addresses)
 
-    def settled(where: str, device: Device) -> bool:
-        seen.checked.append((where, device))
+    def settled(index: int, device: Device) -> bool:
+        seen.checked.append((index, device))
         return seen.settles
 
     names = ("", "device", "schedule", "runtime", "selfcheck")

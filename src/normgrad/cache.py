@@ -156,7 +156,7 @@ def _files() -> Iterator[Path]:
     for path in kernels():
         yield from path.glob("*.o")
     yield from (folder() / TORCH).glob("torch-*.so")
-    yield from (folder() / GPU).glob("*.json")
+    yield from (folder() / GPU).glob("*.txt")
     for part in (GPU, TORCH):
         yield from (folder() / part).glob("*.lock")
 

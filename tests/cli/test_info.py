@@ -134,7 +134,7 @@ def test_clean_removes_what_normgrad_keeps_and_no_more(cli, tmp_path, monkeypatc
     for path in mine:
         cache.write(path, b"")
     cache.write(tmp_path / cache.KERNELS / f"{0:016}" / "kernel.o", bytes(3 << 20))
-    cache.write(tmp_path / cache.GPU / "verdict.json", b"{}")
+    cache.write(tmp_path / cache.GPU / "0123456789abcdef.txt", b"")
     with cache.alone(cache.TORCH, "build", "works"):
         pass
     for size in ("3.0", "0.0"):

@@ -10,7 +10,7 @@ from support import make
 
 from normgrad import plans
 from normgrad.backends import choice
-from normgrad.backends.triton import device, selfcheck, small_cases
+from normgrad.backends.triton import device, selfcheck
 
 torch = pytest.importorskip("torch")
 
@@ -18,7 +18,7 @@ pytestmark = only_on_a_gpu
 
 
 def test_the_first_use_checks_all_cases(monkeypatch, tmp_path):
-    monkeypatch.setattr(selfcheck, "path_of", lambda name: tmp_path / "verdict.json")
+    monkeypatch.setattr(selfcheck, "path_of", lambda name: tmp_path / "verdict.txt")
     monkeypatch.setattr(selfcheck, "_known", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._Triton))
     monkeypatch.setattr(plans, "_plans", {})
@@ -26,8 +26,7 @@ def test_the_first_use_checks_all_cases(monkeypatch, tmp_path):
     found = device.of(0)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.ones(1, device=GPU)
-        assert not selfcheck.settled(GPU, found)
+        assert not selfcheck.settled(0, found)
     assert selfcheck.read(found.name) is None
     compute(make("train", (3, 6, 5, 4)))
-    verdict = selfcheck.read(found.name)
-    assert (verdict.cases, verdict.failure) == (len(small_cases.cases(found.persistent)), "")
+    assert selfcheck.read(found.name) == ""

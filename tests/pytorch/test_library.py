@@ -19,7 +19,7 @@ from normgrad.backends.cpu.runtime import Runner  # noqa: E402
 from normgrad.backends.triton import cuda_driver  # noqa: E402
 from normgrad.problem import WORKSPACE, Role  # noqa: E402
 from normgrad.settings import SettingError  # noqa: E402
-from normgrad.torch import native, planning  # noqa: E402
+from normgrad.torch import native  # noqa: E402
 
 
 def run(program, **environment):
@@ -124,61 +124,78 @@ def test_a_damaged_library_is_not_loaded(tmp_path, whole):
 
 
 def test_launches_of_a_gpu_s_kernels(monkeypatch):
-    """C++ passes CUDA what the Triton backend describes; Python makes launches that are refused.
+    """C++ passes CUDA what the Triton backend describes, in the context of the plan's device.
 
-    A function of this test takes the place of CUDA's, and CPU tensors that of a GPU's.
+    Functions of this test take the place of CUDA's, and CPU tensors that of a GPU's.
     """
     normgrad.layer_norm(torch.ones(2, 3), (3,))  # from the first tensor of PyTorch's on, C++ runs
-    seen, statuses = [], []
-    words = ctypes.POINTER(ctypes.c_int64)
+    seen, contexts, statuses, answers = [], [], [], []
+    number, words = ctypes.c_int32, ctypes.POINTER(ctypes.c_int64)
+    handle, found = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 
-    @ctypes.CFUNCTYPE(ctypes.c_int32, words, ctypes.c_int64, ctypes.POINTER(words), ctypes.c_void_p)
+    @ctypes.CFUNCTYPE(number, words, ctypes.c_int64, ctypes.POINTER(words), handle)
     def launch(config, kernel, parameters, extra):
-        constants = {1007: 2, 1009: 3}[kernel]
-        values = [parameters[index][0] for index in range(WORKSPACE + 1 + constants)]
-        seen.append((config[: cuda_driver.CONFIG_FIELDS], kernel, values))
+        values = [parameters[index][0] for index in range(WORKSPACE + 1 + {7: 2, 9: 3}[kernel])]
+        seen.append((config[: cuda_driver.KERNEL], kernel, values, list(contexts)))
         return statuses.pop(0) if statuses else 0
 
-    steps = np.zeros((2, cuda_driver.LAUNCH_FIELDS), np.int64)
-    for row, constants in zip(steps, ((7, 8), (9, 10, 11)), strict=True):
-        row[: cuda_driver.CONFIG_STREAM] = 1, 2, 3, 4
-        row[cuda_driver.KERNEL], row[cuda_driver.CONSTANT_COUNT] = (
-            1000 + constants[0],
-            len(constants),
-        )
-        row[cuda_driver.CONSTANTS : cuda_driver.CONSTANTS + len(constants)] = constants
-    address = ctypes.cast(launch, ctypes.c_void_p).value
-    launches = NativeSchedule([], steps.ravel().tolist(), len(steps), launch=address)
-    monkeypatch.setattr(Runner, "native", lambda runner, addresses: launches)
+    @ctypes.CFUNCTYPE(number, handle)
+    def push(context):
+        contexts.append(context)
+        return answers.pop(0) if answers else 0
 
-    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
-    def stream_of(device, stream):
-        stream[0] = 17
+    @ctypes.CFUNCTYPE(number, found)
+    def pop(context):
+        context[0] = contexts.pop()
         return 0
 
-    address = ctypes.cast(stream_of, ctypes.c_void_p).value
-    monkeypatch.setattr(planning, "_stream_function", lambda: address)
+    @ctypes.CFUNCTYPE(number, number, ctypes.POINTER(ctypes.c_char_p))
+    def describe(status, text):
+        text[0] = {1: b"invalid argument", 700: b"an illegal address"}[status]
+        return 0
+
+    @ctypes.CFUNCTYPE(number, number, found)
+    def stream_of(device, stream):
+        stream[0] = {5: 17}[device]
+        return 0
+
+    rows = np.zeros((2, cuda_driver.LAUNCH_FIELDS), np.int64)
+    for row, constants in zip(rows, ((7, 8), (9, 10, 11)), strict=True):
+        parameters = [0] * (WORKSPACE + 1) + [*constants]
+        row[:4] = 1, 2, 3, 4
+        row[cuda_driver.KERNEL], row[cuda_driver.COUNT] = constants[0], len(parameters)
+        row[cuda_driver.PARAMETERS :][: len(parameters)] = parameters
+    functions = (ctypes.cast(each, handle) for each in (launch, push, pop, describe, stream_of))
+    launcher = cuda_driver.Launcher(*functions, 19, 5)
+    launches = NativeSchedule(
+        [], rows.ravel().tolist(), len(rows), launcher=ctypes.addressof(launcher)
+    )
+    monkeypatch.setattr(Runner, "native", lambda runner, addresses: launches)
     x, w, b = torch.randn(3, 11, 13), torch.randn(13), torch.randn(13)
 
     def call():
         return normgrad.layer_norm(x, (13,), w, b)
 
     made = call()
-    assert [(config, kernel) for config, kernel, _ in seen] == [
-        ([1, 2, 3, 4, 17, 0, 0], 1007),
-        ([1, 2, 3, 4, 17, 0, 0], 1009),
+    assert [(config, kernel, inside) for config, kernel, _, inside in seen] == [
+        ([1, 2, 3, 4, 17, 0, 0], 7, [19]),
+        ([1, 2, 3, 4, 17, 0, 0], 9, [19]),
     ]
-    (first, second) = (values for _, _, values in seen)
+    assert contexts == []
+    (first, second) = (values for _, _, values, _ in seen)
     places = {Role.INPUT: x, Role.WEIGHT: w, Role.BIAS: b, Role.RESULT: made[0]}
     assert all(first[role] == tensor.data_ptr() for role, tensor in places.items())
     assert first[Role.GRAD_OUT] == first[Role.INPUT]
     assert first[WORKSPACE + 1 :] == [7, 8]
     assert second == [*first[: WORKSPACE + 1], 9, 10, 11]
 
-    statuses[:] = [1]
-    expected = torch.native_layer_norm(x, [13], w, b, 1e-5)
-    for again, value in zip(call(), expected, strict=True):
-        torch.testing.assert_close(again, value)
-    statuses[:] = [0, 700]
-    with pytest.raises(RuntimeError, match="normgrad: CUDA refused a launch with status 700"):
+    for refused, text in (([1], "invalid argument"), ([0, 700], "an illegal address")):
+        statuses[:] = refused
+        with pytest.raises(RuntimeError, match=f"^cuda:5: CUDA refused a launch: {text}"):
+            call()
+        assert contexts == []
+    seen.clear()
+    answers[:] = [1]
+    with pytest.raises(RuntimeError, match=r"^cuda:5: CUDA refused a launch: invalid argument"):
         call()
+    assert seen == []

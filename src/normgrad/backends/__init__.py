@@ -13,7 +13,7 @@ class NativeSchedule(NamedTuple):
         steps: the driver's steps, or the launches of a GPU's kernels, one after the other.
         step_count: the number of steps or launches.
         driver, parallel: the driver's address, and whether the schedule wants a team of threads.
-        launch: the address of CUDA's function for launches.
+        launcher: the address of what launches need, as in the Triton backend's cuda_driver.py.
     """
 
     block: list[int]
@@ -21,4 +21,4 @@ class NativeSchedule(NamedTuple):
     step_count: int
     driver: int = 0
     parallel: bool = False
-    launch: int = 0
+    launcher: int = 0

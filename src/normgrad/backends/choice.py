@@ -75,7 +75,7 @@ class _Triton:
         self._schedule = schedule
         self._index = index
         self._device = device.INTERPRETED if index is None else device.of(index)
-        self._checked = index is None
+        self._checked = False
 
     def build(self, problem: Problem) -> triton.Schedule:
         return self._schedule.build(problem, self._device)
@@ -86,8 +86,8 @@ class _Triton:
     def runner(self, schedule: triton.Schedule) -> triton_runtime.Runner:
         with loading():
             from .triton import runtime, selfcheck
-        if not self._checked:
-            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
+        if self._index is not None and not self._checked:
+            self._checked = selfcheck.settled(self._index, self._device)
         return runtime.Runner(schedule, self._index)
 
 

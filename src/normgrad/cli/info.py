@@ -148,12 +148,12 @@ def gpu_kernels(name: str) -> str:
     from ..backends.triton import selfcheck
 
     try:
-        verdict, path = selfcheck.read(name), selfcheck.path_of(name)
+        wrong, path = selfcheck.read(name), selfcheck.path_of(name)
     except (SettingError, OSError) as error:
         return str(error)
-    if verdict is None:
+    if wrong is None:
         return f"not checked yet: the first use does, and keeps the verdict as {path}"
-    return f"{verdict} (delete {path} to check again)"
+    return f"checked: {wrong or 'results are within the bound'} (delete {path} to check again)"
 
 
 def gather() -> list[tuple[str, Rows]]:

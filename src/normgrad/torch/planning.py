@@ -6,7 +6,6 @@ follows from the tensors' specs alone, and making one computes nothing.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -233,13 +232,6 @@ def agrees(name: str, device: str) -> bool:
     )
 
 
-@cache
-def _stream_function() -> int:
-    """The address of PyTorch's C function that tells a GPU's current stream."""
-    cuda: Any = ctypes.CDLL("libtorch_cuda.so")
-    return ctypes.cast(cuda.aoti_torch_get_current_cuda_stream, ctypes.c_void_p).value or 0
-
-
 def _team() -> int:
     """The address of the table of PyTorch's threads; 0 if their stacks have no room."""
     from ..backends.cpu import teams
@@ -286,8 +278,7 @@ def _describe(
     return {
         "driver": schedule.driver,
         "team": _team() if schedule.parallel else 0,
-        "launch": schedule.launch,
-        "stream_of": _stream_function() if schedule.launch else 0,
+        "launcher": schedule.launcher,
         "step_count": schedule.step_count,
         "alignment": plan.alignment,
         "workspace_slot": WORKSPACE,

@@ -217,7 +217,7 @@ def test_what_is_no_library_is_not_built_yet(monkeypatch, tmp_path, what):
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "large"])
 def test_whatever_has_a_file_s_name_is_removed(empty, what):
-    for name in ("kernels/0123456789abcdef/a.o", "torch/torch-1.so", "gpu/some-gpu.json"):
+    for name in ("kernels/0123456789abcdef/a.o", "torch/torch-1.so", "gpu/0123456789abcdef.txt"):
         file = cache.folder() / name
         file.parent.mkdir(parents=True)
         put(what, file)

@@ -254,17 +254,3 @@ def test_a_kernel_is_compiled_once_for_many_shapes(name):
     # Tiles follow the groups of group norm, and what positions divide by.
     most = 7 if "group" in name else 4
     assert all(len(found) <= most for found in configs.values())
-
-
-def test_each_device_has_kernels_of_its_own():
-    """What a kernel is launched by is loaded on one of them."""
-    program = schedule_of(
-        "batch_norm_backward", **arguments("batch_norm_backward", (8, 64, 14, 14), "bfloat16")
-    )
-    (launch,) = program.launches
-    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
-    first, again, second = (
-        runtime.compiled(launch, launch.config, target, index) for index in (0, 0, 1)
-    )
-    assert first is again
-    assert first is not second

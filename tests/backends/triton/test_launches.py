@@ -1,4 +1,4 @@
-"""What CUDA is asked to launch: by the library's own words to the driver, and by Triton's.
+"""What CUDA is asked to launch, by Python and by C++.
 
 The driver is a library that only keeps what it is asked; everything on this side of it is real.
 """
@@ -6,6 +6,7 @@ The driver is a library that only keeps what it is asked; everything on this sid
 from __future__ import annotations
 
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,10 @@ if triton.knobs.runtime.interpret:
 if fake_cuda.compiler() is None:
     pytest.skip("no C compiler", allow_module_level=True)
 
+from normgrad import TensorSpec  # noqa: E402
 from normgrad.backends.triton import cuda_driver  # noqa: E402
-from normgrad.problem import PLACES  # noqa: E402
+from normgrad.loading import KernelError  # noqa: E402
+from normgrad.problem import PLACES, WORKSPACE, Role  # noqa: E402
 
 LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)
 #: Operators with their shapes and layouts, of as many launches as there are.
@@ -76,8 +79,8 @@ def expected(made: Any, calls: list[list[int]], device: int = 0) -> list[dict[st
 
 
 def planned(launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Launches without what only the compiler knows."""
-    hidden = ("shared", "kernel")
+    """Launches without what only the compiler knows, and without their threads."""
+    hidden = ("shared", "kernel", "thread")
     return [{key: launch[key] for key in launch if key not in hidden} for launch in launches]
 
 
@@ -108,30 +111,13 @@ def test_programs_of_other_ranks_have_kernels_of_their_own(in_process, kind):
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_the_driver_s_tables_say_the_same(in_process, kind):
-    """Triton's launcher is what they have to agree with."""
+def test_triton_s_launcher_asks_for_the_same(in_process, kind):
     made, call = program(kind), addresses(0)
-    asked = in_process(fake_cuda.run, made, [call])["launches"]
-    found = in_process(fake_cuda.described, made, call)
-    assert found == [{key: launch[key] for key in found[0]} for launch in asked]
-
-
-@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
-def test_hooks_are_called_at_every_launch(in_process, hook):
-    made, calls = program("three"), [addresses(0), addresses(1)]
-    found = in_process(fake_cuda.run_hooked, hook, made, calls)
-    names = [launch.kernel for launch in made.launches]
-    assert found["told"] == [(name, fake_cuda.STREAM) for name in names * 2]
-    assert planned(found["launches"]) == expected(made, calls)
-
-
-@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
-def test_hooks_are_called_from_when_they_are_set(in_process, hook):
-    """Also where a function takes the place of Triton's chain of hooks."""
-    made, call = program("three"), addresses()
-    for replaces in (False, True):
-        told = in_process(fake_cuda.run_hooked_later, hook, made, call, replaces)
-        assert told == [(launch.kernel, fake_cuda.STREAM) for launch in made.launches], replaces
+    ours = in_process(fake_cuda.run, made, [call])["launches"]
+    theirs = in_process(fake_cuda.run_by_triton, made, call)
+    for launch in (*ours, *theirs):
+        del launch["kernel"]  # each has loaded its own
+    assert ours == theirs
 
 
 def test_kernels_are_looked_up_once_for_an_alignment(in_process):
@@ -158,8 +144,8 @@ def test_a_first_call_in_a_capture_is_refused(in_process):
     made = program("one")
     error, launches = in_process(fake_cuda.run_captured, made, [addresses(0), addresses(1)])
     assert error == (
-        "cuda:0: a first call while a CUDA graph is captured; allowed: a call like one that was "
-        "made before, which compiled and loaded the kernels"
+        "cuda:0: a first call while a CUDA graph is captured; allowed: after the same call once "
+        "before the capture, which compiles and loads the kernels"
     )
     assert planned(launches) == expected(made, [addresses(0), addresses(1)])
 
@@ -168,7 +154,7 @@ def test_a_first_call_in_a_capture_is_refused(in_process):
 def test_a_launch_that_is_refused_is_an_error(in_process, after):
     made = program("three")
     error, accepted, afterwards = in_process(fake_cuda.run_refused, 701, made, addresses(), after)
-    assert error == "Triton Error [CUDA]: too many resources requested"
+    assert error == "cuda:0: CUDA refused a launch: too many resources requested"
     assert (accepted, afterwards) == (after, len(made.launches))
 
 
@@ -191,6 +177,47 @@ def test_threads_have_arguments_and_streams_of_their_own(in_process):
     assert not {*kernels[0][::3], *kernels[0][2::3]} & {*kernels[1]}
 
 
+def of_layer_norm() -> Any:
+    """A program of C++'s call, without a workspace."""
+    vector = TensorSpec((64,), "float32")
+    given = {"input": TensorSpec((4, 64), "float32"), "weight": vector, "bias": vector}
+    return schedule_of("layer_norm", normalized_shape=(64,), **given)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("way", ["Python", "C++"])
+def test_any_thread_launches_on_any_device(in_process, way, in_thread, index):
+    """The main thread has the first device's context, and the other thread has none."""
+    made = of_layer_norm()
+    found, thread, tensors, current = in_process(fake_cuda.run_by_each, made, way, index, in_thread)
+    assert current == (-1 if in_thread else 0)
+    assert {launch["thread"] for launch in found} == {thread}
+    call = [0] * PLACES
+    if way == "C++":
+        roles = (Role.INPUT, Role.WEIGHT, Role.BIAS, Role.RESULT, Role.OUT_MEAN, Role.OUT_INVSTD)
+        for role, address in zip(roles, tensors, strict=True):
+            call[role] = address
+        call[Role.GRAD_OUT] = call[Role.INPUT]
+        call[WORKSPACE] = found[0]["values"][WORKSPACE]
+    assert planned(found) == expected(made, [call], index)
+
+
+def test_errors_are_the_same_by_python_and_by_c(in_process):
+    made = of_layer_norm()
+    by_python, by_cpp = in_process(fake_cuda.refusals, made)
+    assert by_python == [
+        (
+            "cuda:0: a first call while a CUDA graph is captured; allowed: after the same call "
+            "once before the capture, which compiles and loads the kernels",
+            0,
+        ),
+        ("cuda:0: CUDA refused a launch: too many resources requested", 0),
+        ("", len(made.launches)),
+    ]
+    assert by_cpp == by_python
+
+
 def kernel(made: Any, **changes: Any) -> Any:
     """A loaded kernel, as far as Triton tells of it, for a launch."""
     count = len(flat(made.arguments)) + 2
@@ -203,36 +230,41 @@ def kernel(made: Any, **changes: Any) -> Any:
     ptx = ".visible .entry sums(\n" + ",\n".join(lines) + "\n)\n.reqntid 128\n{ .param .b32 x; }"
     ptx = changes.pop("replace", lambda text: text)(ptx)
     metadata = SimpleNamespace(**{**values, **changes})
-    return SimpleNamespace(metadata=metadata, asm={"ptx": ptx}, function=1)
+    return SimpleNamespace(metadata=metadata, asm={"ptx": ptx})
 
 
-def test_what_suits():
+def test_kernels_that_need_more_than_a_launch_provides():
+    """As those of another version of Triton may, which also may describe them in another way."""
     made = program("one").launches[0]
-    assert cuda_driver.suits(kernel(made), made)
+    words = cuda_driver.row(made, kernel(made), 7)
+    assert words[cuda_driver.KERNEL] == 7
     for changes in (
         {"global_scratch_size": 16},
         {"profile_scratch_size": 16},
         {"launch_cooperative_grid": True},
         {"launch_pdl": True},
         {"num_ctas": 2},
-        {"replace": lambda ptx: ptx.replace("(\n", "(\n\t.param .u64 another,\n")},
-        {"replace": lambda ptx: ptx.replace(".param .u64", ".param .u32", 1)},
-        {"replace": lambda ptx: ""},
+        {"num_ctas": None},
     ):
-        assert not cuda_driver.suits(kernel(made, **changes), made), changes
-    for missing in ("metadata", "asm", "function"):
-        found = kernel(made)
-        delattr(found, missing)
-        assert not cuda_driver.suits(found, made), missing
-    for missing in vars(kernel(made).metadata):
-        found = kernel(made)
-        delattr(found.metadata, missing)
-        assert not cuda_driver.suits(found, made), missing
+        ((name, value),) = changes.items()
+        with pytest.raises(KernelError, match=f"^{made.kernel}: .*'{name}': {value}.*; allowed: "):
+            cuda_driver.row(made, kernel(made, **changes), 7)
+    count = len(flat(made.arguments)) + 2
+    for replace, declared in (
+        (lambda ptx: ptx.replace("(\n", "(\n\t.param .u64 another,\n"), {"64": count + 1}),
+        (lambda ptx: ptx.replace(".param .u64", ".param .u32", 1), {"32": 1, "64": count - 1}),
+        (lambda ptx: "", {}),
+    ):
+        text = f"{re.escape(str(declared))}}}; allowed: .*{{'64': {count}}}}}$"
+        with pytest.raises(KernelError, match=text):
+            cuda_driver.row(made, kernel(made, replace=replace), 7)
 
 
-def test_without_a_driver(monkeypatch):
-    def none(name: str) -> Any:
-        raise OSError(name)
+def test_a_device_has_one_launcher(in_process):
+    """C++ has its address."""
+    assert in_process(fake_cuda.launchers_made, program("one"), 8) == 1
 
-    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", none)
-    assert cuda_driver.function.__wrapped__() is None
+
+def test_c_cannot_launch_where_the_stream_cannot_be_asked(in_process):
+    assert in_process(fake_cuda.has_native, program("one"), True)
+    assert not in_process(fake_cuda.has_native, program("one"), False)

@@ -2,141 +2,131 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
-import json
+import math
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
-from datetime import date
 
+import numpy as np
 import pytest
-from support import FULL, INTERPRETED, make, run
+from support import INTERPRETED, make, run
 
-from normgrad import cache, loading, notices, plans
+from normgrad import TensorSpec, cache, contract, dtypes, loading, notices, plans, views
 from normgrad.backends import choice
-from normgrad.backends.triton import selfcheck
+from normgrad.backends.triton import runtime, schedule, selfcheck
 from normgrad.backends.triton.device import INTERPRETED as MADE_UP
 from normgrad.backends.triton.device import Device
 from normgrad.cli import info
-from normgrad.testing import FORWARD, GRADIENTS
+from normgrad.layout import Axis
+from normgrad.operators.by_name import PLANNED, choices_of
+from normgrad.problem import Role
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from normgrad.backends.triton import small_cases  # noqa: E402
+triton = pytest.importorskip("triton")
 
 GPU = Device("NVIDIA Made-Up (80 GB)")
 CHECK = selfcheck.check
-GOOD = selfcheck.Verdict("2026-11-22", 34, "")
-BAD = selfcheck.Verdict("2026-11-22", 34, "batch_norm_stats in float32: mean is off by 5 times")
+GOOD = ""
+BAD = "1 results, such as layer_norm in float32: output is off by 5 times its bound"
+NORMS = list(selfcheck.norms(MADE_UP))
+
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
 
 
 # What it computes
 
 
-#: Where tests are not interpreted, the CPU's kernels compute; compiling all of them takes long.
-long = pytest.mark.skipif(not (INTERPRETED or FULL), reason="by nox -s full")
+def test_its_problems_are_those_of_the_operators():
+    """But for what plays no part in them: a momentum, an eps without statistics, an axis of one."""
+    for norm in NORMS:
+        name, axis, way, size, dtype = norm
+        _, problem, inputs, exact = selfcheck.trial(*norm)
+        operator = PLANNED[name + way]
+        choices = {"normalized_shape": size, "training": True, "channel_axis": axis}
+        given = {key: value for key, value in choices.items() if key in operator.options}
+        options = operator.read_options(**{**choices_of(operator.name), **given})
+        specs = {each.name: None for each in operator.parameters}
+        for role, array in inputs.items():
+            (key,) = (key for key, other in operator.roles(options).items() if other is role)
+            kind = dtype.name if role <= Role.INPUT else "float32"
+            specs[key] = TensorSpec(array.shape, kind)
+        outputs = contract.check(operator, options, specs, {})
+        present = contract.present_inputs(operator, options, specs)
+        theirs = views.problem(operator, options, present, outputs)
+        assert problem == theirs._replace(momentum=0.0, eps=1e-5, sets=Axis(1, (0, 0, 0)))
+        assert [key for key, _ in exact.values()] == [
+            key if role is not Role.OUT_INVSTD or name == "layer_norm" else "invstd"
+            for key, role in operator.roles(options).items()
+            if role in exact
+        ]
 
 
-def test_every_operator_in_both_dtypes_and_layouts():
-    cases = small_cases.cases(MADE_UP.persistent)
-    looks = {(case.kind, case.dtype, case.layout) for case in cases}
-    assert looks == {
-        (kind, *look)
-        for kind in (*GRADIENTS, *FORWARD)
-        for look in (("float32", "contiguous"), ("bfloat16", "channels_last"))
+@pytest.mark.parametrize("device", [MADE_UP, Device()], ids=["interpreter", "H200"])
+def test_it_has_all_kernels_for_tensors(device):
+    """In either dtype, layout and number of passes, and with sums in parts."""
+    made = [schedule.build(selfcheck.trial(*norm)[1], device) for norm in selfcheck.norms(device)]
+    assert {(each.passes, each.pattern) for each in made} == {
+        (passes, pattern)
+        for passes in ("one pass", "two passes")
+        for pattern in ("rows", "columns")
     }
-    assert len(cases) == len(looks) + 2
-    assert len({case.kind for case in cases if len(case.shape) == 2}) == 2
-
-
-def few(monkeypatch, *kinds):
-    """Have a check look at the cases of some kinds only: an interpreter takes long for all."""
-    real = small_cases.cases
-    monkeypatch.setattr(
-        small_cases, "cases", lambda held: [case for case in real(held) if case.kind in kinds]
-    )
-
-
-@long
-def test_our_results_are_within_their_bound(monkeypatch):
-    """By Triton's interpreter where tests are, else by the CPU's kernels; none of it is kept.
-
-    Triton's kernels are those of one pass and of two, in either look.
-    """
-    made = []
-
-    def plan(*arguments, **named):
-        made.append(real(*arguments, **named))
-        return made[-1]
-
-    real = small_cases.plan
-    monkeypatch.setattr(small_cases, "plan", plan)
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
-    verdict = selfcheck.check("cpu", MADE_UP)
-    assert verdict == selfcheck.Verdict(date.today().isoformat(), 34, "")
-    assert plans._plans == {}
-    ways = {re.match(r"triton (one pass|two passes) (rows|columns)", each.path) for each in made}
-    assert not INTERPRETED or {way.groups() for way in ways if way} == {
-        ("one pass", "rows"), ("one pass", "columns"),
-        ("two passes", "rows"), ("two passes", "columns"),
+    assert {launch.kernel for each in made for launch in each.launches} == {
+        "sums", "write", "groups", "combine_parts", "combine_lines"
     }  # fmt: skip
 
 
-@long
-def test_wrong_results_are_named(monkeypatch):
-    class Wrong:
-        """A plan whose last result is too large."""
+@interpreted
+def test_our_results_are_within_their_bound():
+    assert selfcheck.check(None, MADE_UP) == ""
 
-        def __init__(self, plan):
-            self.path, self.out_is_tensor, self._plan = "its path", plan.out_is_tensor, plan
 
-        def run(self, **tensors):
-            result = self._plan.run(**tensors)
-            (result if self.out_is_tensor else result[-1]).mul_(1.5)
-            return result
+@interpreted
+@pytest.mark.parametrize(
+    ("norm", "text"),
+    [
+        (NORMS[2], "layer_norm_backward in float32 of shape (8, 35), by 'triton one pass rows "),
+        (NORMS[9], "batch_norm in bfloat16 of shape (1032, 8), by 'triton two passes columns "),
+    ],
+)
+def test_wrong_results_are_named(monkeypatch, norm, text):
+    """Each result has an error of its own, and so has one that is no number."""
+    trial = selfcheck.trial(*norm)
+    for role, (name, _) in trial[-1].items():
+        for value in (3.0, math.nan):
+            is_half = role is Role.RESULT and norm[-1] is dtypes.bfloat16
+            bits = dtypes.bfloat16.numpy if is_half else np.float32
 
-    def plan(name, **arguments):
-        made = real(name, **arguments)
-        return Wrong(made) if name in wrong else made
+            class Wrong(runtime.Runner):
+                def run(self, addresses, role=role, value=value, bits=bits):
+                    super().run(addresses)
+                    first = np.ctypeslib.as_array(
+                        (ctypes.c_uint8 * np.dtype(bits).itemsize).from_address(addresses[role])
+                    ).view(bits)
+                    first[0] = first[0] + value
 
-    real = small_cases.plan
-    monkeypatch.setattr(small_cases, "plan", plan)
-    few(monkeypatch, "train", "elemt", "stats", "group_norm")
-    wrong = ("batch_norm_backward_elemt",)
-    failure = selfcheck.check("cpu", MADE_UP).failure
-    number = r"[\d.e+]+ times its bound"
-    assert re.fullmatch(
-        r"batch_norm_backward_elemt \(elemt\) in float32, contiguous, of shape \(3, 8, 5, 7\), by "
-        rf"'its path': grad_input is off by {number}; "
-        r"batch_norm_backward_elemt \(elemt\) in bfloat16, channels_last, of shape \(2, 4, 256\), "
-        rf"by 'its path': grad_input is off by {number}",
-        failure,
+            monkeypatch.setattr(runtime, "Runner", Wrong)
+            (found,) = selfcheck.outside(*trial, None, MADE_UP)
+            monkeypatch.undo()
+            assert found.startswith(text)
+            number = "inf" if math.isnan(value) else r"[\d.e+]+"
+            assert re.search(f"': {name} is off by {number} times its bound$", found)
+
+
+def test_many_wrong_results(monkeypatch):
+    monkeypatch.setattr(selfcheck, "outside", lambda *trial: [trial[0]])
+    found = selfcheck.check(None, MADE_UP)
+    assert found.startswith(
+        "12 results, such as layer_norm in float32 of shape (8, 35); layer_norm"
     )
-    wrong = ("batch_norm_stats", "group_norm_backward")
-    failure = selfcheck.check("cpu", MADE_UP).failure
-    assert failure.count("times its bound") == 3
-    assert "group_norm_backward (group_norm) in bfloat16" in failure
-    assert failure.endswith("; and 2 results more")
-
-
-def test_a_result_that_is_no_number(monkeypatch):
-    def plan(name, **arguments):
-        made = real(name, **arguments)
-        run = made.run
-        made.run = lambda **tensors: [each.fill_(torch.nan) for each in run(**tensors)]
-        return made
-
-    real = small_cases.plan
-    monkeypatch.setattr(small_cases, "plan", plan)
-    found = small_cases.outside(small_cases.cases(64)[0], "cpu")
-    assert [words.partition("': ")[2] for words in found] == [
-        f"{name} is off by inf times its bound"
-        for name in ("grad_input", "grad_weight", "grad_bias")
-    ]
+    assert found.count("; ") == 2
+    monkeypatch.setattr(selfcheck, "outside", lambda *trial: [])
+    assert selfcheck.check(None, MADE_UP) == ""
 
 
 # When it does, and what it remembers
@@ -152,29 +142,30 @@ def checks(monkeypatch, tmp_path):
         def new_process(self):
             monkeypatch.setattr(selfcheck, "_known", {})
 
-        def check(self, where, device):
-            self.append((where, device))
+        def check(self, index, device):
+            self.append((index, device))
             return self.verdict
 
     made = Checks()
     made.new_process()
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "new" / "folder"))
     monkeypatch.setattr(selfcheck, "check", made.check)
-    monkeypatch.setattr(selfcheck, "_is_recorded", lambda where: False)
+    monkeypatch.setattr(selfcheck, "_is_recorded", lambda index: False)
     return made
 
 
 def test_it_is_made_once(checks, tmp_path, caplog):
     path = selfcheck.path_of(GPU.name)
-    assert path == tmp_path / "new" / "folder" / cache.GPU / "nvidia-made-up-80-gb.json"
+    assert path.parent == tmp_path / "new" / "folder" / cache.GPU
+    assert re.fullmatch(r"[0-9a-f]{16}\.txt", path.name)
     assert selfcheck.read(GPU.name) is None
     for _ in range(2):
         for _ in range(2):
-            assert selfcheck.settled("cuda:1", GPU)
-        assert checks == [("cuda:1", GPU)]
+            assert selfcheck.settled(1, GPU)
+        assert checks == [(1, GPU)]
         checks.new_process()
     files = sorted(file.name for file in path.parent.iterdir())
-    assert files == [path.name, "nvidia-made-up-80-gb.lock"]
+    assert files == sorted((path.name, f"{path.stem}.lock"))
     assert selfcheck.read(GPU.name) == GOOD
     logged = [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
     assert logged == [
@@ -188,81 +179,78 @@ def test_a_failure_is_remembered(checks):
     for _ in range(2):
         for _ in range(2):
             with pytest.raises(loading.KernelError) as caught:
-                selfcheck.settled("cuda:0", GPU)
+                selfcheck.settled(0, GPU)
             messages.append(str(caught.value))
         checks.new_process()
     assert len(checks) == 1
-    versions = f"Triton {info.version('triton')} and PyTorch {info.version('torch')}"
+    versions = f"Triton {info.version('triton')} and PyTorch {torch.__version__}"
     assert set(messages) == {
-        f"cuda:0: kernels that give wrong results on NVIDIA Made-Up (80 GB), with {versions} "
-        "(checked on 2026-11-22: batch_norm_stats in float32: mean is off by 5 times); allowed: "
+        f"cuda:0: kernels that give wrong results on NVIDIA Made-Up (80 GB), with {versions} (1 "
+        "results, such as layer_norm in float32: output is off by 5 times its bound); allowed: "
         "another device. Please report it, with what `normgrad info` shows; delete "
         f"{selfcheck.path_of(GPU.name)} to have the next process check again"
     }
     selfcheck.path_of(GPU.name).unlink()
     checks.verdict = GOOD
-    assert selfcheck.settled("cuda:0", GPU)
+    assert selfcheck.settled(0, GPU)
 
 
-@pytest.mark.parametrize("changed", ["torch", "triton", "normgrad", "sources"])
-def test_a_verdict_on_something_else_is_none(checks, monkeypatch, changed):
-    assert selfcheck.settled("cuda:0", GPU)
+@pytest.mark.parametrize("changed", ["torch", "triton", "sources"])
+def test_a_verdict_on_something_else_is_none(checks, monkeypatch, tmp_path, changed):
+    assert selfcheck.settled(0, GPU)
     checks.new_process()
     if changed == "sources":
-        monkeypatch.setattr(selfcheck, "_sources", lambda: "others")
+        (tmp_path / "kernels.py").write_text("a = 1")
+        monkeypatch.setattr(selfcheck, "__file__", str(tmp_path / "selfcheck.py"))
     else:
-        version = selfcheck._version
-        monkeypatch.setattr(
-            selfcheck, "_version", lambda each: "0.0" if each == changed else version(each)
-        )
+        monkeypatch.setattr({"torch": torch, "triton": triton}[changed], "__version__", "9.9.0")
     assert selfcheck.read(GPU.name) is None
-    assert selfcheck.settled("cuda:0", GPU)
+    assert selfcheck.settled(0, GPU)
     assert len(checks) == 2
     assert selfcheck.read(GPU.name) == GOOD
 
 
 def test_the_sources_are_this_backend_s(monkeypatch, tmp_path):
     monkeypatch.setattr(selfcheck, "__file__", str(tmp_path / "selfcheck.py"))
-    sources = selfcheck._sources.__wrapped__
     (tmp_path / "kernels.py").write_text("a = 1")
-    first = sources()
+    first = selfcheck.path_of(GPU.name)
     (tmp_path / "notes.txt").write_text("nothing")
-    assert sources() == first
+    assert selfcheck.path_of(GPU.name) == first
     (tmp_path / "kernels.py").write_text("a = 2")
-    assert sources() != first
+    assert selfcheck.path_of(GPU.name) != first
 
 
 def test_gpus_of_other_names_have_other_files(checks):
     other = Device("NVIDIA Other")
     for device in (GPU, other):
-        assert selfcheck.settled("cuda:0", device)
+        assert selfcheck.settled(0, device)
     checks.new_process()
     for device in (GPU, other):
-        assert selfcheck.settled("cuda:0", device)
+        assert selfcheck.settled(0, device)
     assert [device for _, device in checks] == [GPU, other]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"{", b"null", b"[]", b"7", b'"text"', b"\xff\xfe", b"{}", b'{"subject": 1}',
-        b'{"subject": {"gpu": []}}', b"[" * 100_000, "no cases", "no number", "infinitely many",
-    ],
-    ids=lambda content: str(content)[:30],
-)  # fmt: skip
-def test_what_is_no_verdict(checks, content):
-    path = selfcheck.path_of(GPU.name)
-    assert selfcheck.settled("cuda:0", GPU)
-    if isinstance(content, str):
-        found = json.loads(path.read_text())
-        del found["cases"]
-        cases = {"no number": {"cases": "many"}, "infinitely many": {"cases": float("inf")}}
-        content = json.dumps(found | cases.get(content, {})).encode()
-    path.write_bytes(content)
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "of another"])
+def test_what_is_no_verdict(checks, damage):
+    checks.verdict = BAD
+    path, other = selfcheck.path_of(GPU.name), Device("NVIDIA Other")
+    for device in (GPU, other):
+        with pytest.raises(loading.KernelError):
+            selfcheck.settled(0, device)
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "cut": whole[1:],
+            "changed": whole.replace(b"off by 5", b"off by 6"),
+            "of another": selfcheck.path_of(other.name).read_bytes(),
+        }[damage]
+    )
     checks.new_process()
+    checks.verdict = GOOD
     assert selfcheck.read(GPU.name) is None
-    assert selfcheck.settled("cuda:0", GPU)
-    assert len(checks) == 2
+    assert selfcheck.settled(0, GPU)
+    assert len(checks) == 3
     assert selfcheck.read(GPU.name) == GOOD
 
 
@@ -271,13 +259,13 @@ def test_a_folder_that_cannot_be_written(checks, monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "folder"))
     for process in (1, 2):
         for _ in range(2):
-            assert selfcheck.settled("cuda:0", GPU)
+            assert selfcheck.settled(0, GPU)
         assert len(checks) == process
         checks.new_process()
     checks.verdict = BAD
     for _ in range(2):
         with pytest.raises(loading.KernelError):
-            selfcheck.settled("cuda:0", GPU)
+            selfcheck.settled(0, GPU)
     assert len(checks) == 3
     assert (tmp_path / "file").read_text() == "not a folder"
 
@@ -287,16 +275,16 @@ def test_a_pipe_in_the_lock_s_place(checks):
     path = selfcheck.path_of(GPU.name).with_suffix(".lock")
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
-    assert selfcheck.settled("cuda:0", GPU)
+    assert selfcheck.settled(0, GPU)
     assert len(checks) == 1
 
 
 def test_it_waits_where_calls_are_recorded(checks, monkeypatch):
-    monkeypatch.setattr(selfcheck, "_is_recorded", lambda where: where == "cuda:1")
-    assert not selfcheck.settled("cuda:1", GPU)
+    monkeypatch.setattr(selfcheck, "_is_recorded", lambda index: index == 1)
+    assert not selfcheck.settled(1, GPU)
     assert checks == []
-    assert selfcheck.settled("cuda:0", GPU)
-    assert selfcheck.settled("cuda:1", GPU)  # what is known is said there too
+    assert selfcheck.settled(0, GPU)
+    assert selfcheck.settled(1, GPU)  # what is known is said there too
     assert len(checks) == 1
 
 
@@ -305,48 +293,47 @@ def test_what_records_calls(monkeypatch):
 
     entered = []
     capturing = False
-    monkeypatch.setattr(torch.cuda, "device", lambda where: entered.append(where) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    assert not selfcheck._is_recorded("cuda:1")
+    assert not selfcheck._is_recorded(1)
     capturing = True
-    assert selfcheck._is_recorded("cuda:1")
+    assert selfcheck._is_recorded(1)
     capturing = False
     with FakeTensorMode():
-        assert selfcheck._is_recorded("cuda:1")
+        assert selfcheck._is_recorded(1)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert selfcheck._is_recorded("cuda:1")
-    assert entered == ["cuda:1"] * 2
+    assert selfcheck._is_recorded(1)
+    assert entered == [1] * 2
 
 
-def test_its_own_plans_are_not_checked(checks, monkeypatch):
-    inside = []
+def test_it_needs_no_plans():
+    """Its imports end before those of callers: of plans, operators and the suite."""
+    program = (
+        "import sys, importlib\n"
+        "sys.modules['normgrad.plans'] = sys.modules['normgrad.testing'] = None\n"
+        "import pathlib, types\n"
+        "package = types.ModuleType('normgrad')\n"
+        f"package.__path__ = [{str(next(iter(__import__('normgrad').__path__)))!r}]\n"
+        "sys.modules['normgrad'] = package\n"
+        "importlib.import_module('normgrad.backends.triton.selfcheck')\n"
+        "assert 'normgrad.operators' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
-    def check(where, device):
-        inside.append(selfcheck.settled(where, device))
-        return GOOD
 
-    monkeypatch.setattr(selfcheck, "check", check)
-    assert selfcheck.settled("cuda:0", GPU)
-    assert inside == [False]
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+@interpreted
 def test_a_first_call_checks_before_it_computes(checks, monkeypatch):
-    """The whole way, as if the interpreter were a GPU: its own plans come by the same backend."""
-
-    def check(where, device):
-        checks.append(device)
-        return CHECK("cpu", device)
-
-    few(monkeypatch, "train", "forward_group_norm")
-    monkeypatch.setattr(selfcheck, "check", check)
+    """The whole way, as if the interpreter were a GPU."""
     backend = choice._Triton(None)
-    backend._checked = False
+    backend._index = 0
     monkeypatch.setattr(choice, "_triton", lambda index: backend)
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
-    run(make("train", (3, 4, 5)))
-    assert checks == [MADE_UP]
+    with monkeypatch.context() as patch:
+        real = runtime.Runner
+        patch.setattr(runtime, "Runner", lambda schedule, index: real(schedule, None))
+        run(make("train", (3, 4, 5)))
+    assert checks == [(0, MADE_UP)]
     assert backend._checked
 
 
@@ -357,14 +344,15 @@ def test_other_processes_wait_for_one_check(checks, caplog, monkeypatch):
     path.parent.mkdir(mode=0o700, parents=True)
     with path.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        thread = threading.Thread(target=selfcheck.settled, args=("cuda:0", GPU))
+        thread = threading.Thread(target=selfcheck.settled, args=(0, GPU))
         thread.start()
         while not caplog.records:
             time.sleep(0.01)
         assert caplog.records[0].getMessage() == (
             "waiting for another process that checks GPU kernels for NVIDIA Made-Up (80 GB)"
         )
-        selfcheck._write(GPU, GOOD)
+        written = selfcheck.path_of(GPU.name)
+        cache.write(written, cache.seal(written, GOOD.encode()))
     thread.join(60)
     assert not thread.is_alive()
     assert checks == []
@@ -373,16 +361,15 @@ def test_other_processes_wait_for_one_check(checks, caplog, monkeypatch):
 def test_many_threads_wait_for_one_check(checks, monkeypatch):
     started, go_on = threading.Event(), threading.Event()
 
-    def check(where, device):
+    def check(index, device):
         started.set()
         assert go_on.wait(60)
-        return checks.check(where, device)
+        return checks.check(index, device)
 
     monkeypatch.setattr(selfcheck, "check", check)
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(selfcheck.settled("cuda:0", GPU)))
-        for _ in range(8)
+        threading.Thread(target=lambda: found.append(selfcheck.settled(0, GPU))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -397,15 +384,15 @@ def test_many_threads_wait_for_one_check(checks, monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_a_check_that_does_not_end(checks, monkeypatch, error):
-    def check(where, device):
+    def check(index, device):
         raise error
 
     monkeypatch.setattr(selfcheck, "check", check)
     with pytest.raises(error):
-        selfcheck.settled("cuda:0", GPU)
+        selfcheck.settled(0, GPU)
     assert selfcheck.read(GPU.name) is None
     monkeypatch.setattr(selfcheck, "check", checks.check)
-    assert selfcheck.settled("cuda:0", GPU)
+    assert selfcheck.settled(0, GPU)
     assert len(checks) == 1
 
 
@@ -417,14 +404,12 @@ def test_what_info_says(checks, monkeypatch):
     assert info.gpu_kernels(GPU.name) == (
         f"not checked yet: the first use does, and keeps the verdict as {path}"
     )
-    assert selfcheck.settled("cuda:0", GPU)
+    assert selfcheck.settled(0, GPU)
     again = f"(delete {path} to check again)"
-    assert info.gpu_kernels(GPU.name) == (
-        f"checked on 2026-11-22: all 34 cases within the bound {again}"
-    )
+    assert info.gpu_kernels(GPU.name) == f"checked: results are within the bound {again}"
     path.unlink()
     checks.new_process()
     checks.verdict = BAD
     with pytest.raises(loading.KernelError):
-        selfcheck.settled("cuda:0", GPU)
-    assert info.gpu_kernels(GPU.name) == f"checked on 2026-11-22: {BAD.failure} {again}"
+        selfcheck.settled(0, GPU)
+    assert info.gpu_kernels(GPU.name) == f"checked: {BAD} {again}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from ...loading import KernelError
 from .. import NativeSchedule
 from . import cuda_driver
-from .config import Arguments, Config
+from .config import Config
 from .launches import Launch
 from .schedule import Schedule
 from .tiling import ITEMSIZES
@@ -35,56 +37,32 @@ def _signature(value: Any) -> Any:
     return "i64"
 
 
-def source(kernel: str, arguments: Arguments, config: Config) -> Any:
-    """A kernel's source in the form for Triton's compiler."""
+@cache
+def _compiled(kernel: str, config: Config, warps: int, target: Any, arguments: Any) -> Any:
+    """A compiled kernel, which Triton also caches on disk; ``arguments`` are the types."""
+    import triton
     from triton.compiler import ASTSource
 
     from . import kernels
 
-    signature = {"a": _signature(arguments), "C": "constexpr"}
-    return ASTSource(getattr(kernels, kernel), signature, {"C": config}, {})
+    signature = {"a": arguments, "C": "constexpr"}
+    source = ASTSource(getattr(kernels, kernel), signature, {"C": config}, {})
+    return triton.compile(source, target=target, options={"num_warps": warps, **OPTIONS})
 
 
-_kernels: dict[Any, Any] = {}
+def compiled(launch: Launch, config: Config, target: Any) -> Any:
+    """The compiled kernel of a launch; only one thread at a time may call this."""
+    return _compiled(launch.kernel, config, launch.warps, target, _signature(launch.arguments))
 
 
-def compiled(launch: Launch, config: Config, target: Any, index: int | None = None) -> Any:
-    """The compiled kernel of a launch, which Triton also caches on disk.
+@cache
+def _loaded(kernel: Any, index: int) -> int:
+    """The handle of a kernel on a device, whose context is the current one."""
+    from triton.runtime import driver
 
-    Each device has its own, since a loaded kernel belongs to one device. Only one thread at a time
-    may call this.
-    """
-    import triton
-
-    key = launch.kernel, config, launch.warps, target, _signature(launch.arguments), index
-    kernel = _kernels.get(key)
-    if kernel is None:
-        kernel_source = source(launch.kernel, launch.arguments, config)
-        options = {"num_warps": launch.warps, **OPTIONS}
-        kernel = _kernels[key] = triton.compile(kernel_source, target=target, options=options)
-    return kernel
-
-
-class Ready:
-    """A schedule's launches for one alignment of the tensors' addresses.
-
-    Attributes:
-        steps: the launches as CUDA's driver reads them; None if it could not make them alone.
-    """
-
-    def __init__(self, launches: Sequence[tuple[Launch, Config, Any]]) -> None:
-        """Load the kernels; ``launches`` are launches, their configurations and their kernels."""
-        self._launches = [
-            (launch, config, kernel[(launch.programs, 1, 1)]) for launch, config, kernel in launches
-        ]
-        kernels = [(launch, kernel) for launch, _, kernel in launches]
-        suitable = all(cuda_driver.suits(kernel, launch) for launch, kernel in kernels)
-        self.steps = cuda_driver.steps(kernels) if suitable else None
-
-    def start(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch the kernels by Triton's launcher, which calls its hooks and raises errors."""
-        for launch, config, start in self._launches:
-            start(launch.at(addresses), config, stream=stream)
+    load, metadata = driver.active.utils.load_binary, kernel.metadata
+    _, function, *_ = load(metadata.name, kernel.asm["cubin"], metadata.shared, index)
+    return int(function)
 
 
 class Runner:
@@ -97,65 +75,59 @@ class Runner:
     def __init__(self, schedule: Schedule, index: int | None) -> None:
         self._launches = schedule.launches
         self._index = index
-        self._ready: dict[tuple[int, ...], Ready] = {}
-        if index is not None:
-            import torch
-
-            self._cuda = torch.cuda
-            self._stream = torch._C._cuda_getCurrentRawStream
+        #: The launches by the alignment of the tensors' addresses.
+        self._ready: dict[tuple[int, ...], cuda_driver.Rows] = {}
 
     def native(self, addresses: Sequence[int]) -> NativeSchedule | None:
         """The launches for code that makes them without Python; None if it cannot.
 
         ``addresses`` are those of dy, x and dx; the launches are for others of their alignment.
         """
-        function = cuda_driver.function()
-        if self._index is None or function is None:
+        if self._index is None:
             return None
-        with self._cuda.device(self._index):
-            steps = self._ready_for(addresses).steps
-        if steps is None:
+        rows, launcher = self._rows(self._index, addresses), cuda_driver.launcher(self._index)
+        if not launcher.stream_of:
             return None
-        return NativeSchedule([], steps.ravel().tolist(), len(steps), launch=function)
+        words = rows.ravel().tolist()
+        return NativeSchedule([], words, len(rows), launcher=ctypes.addressof(launcher))
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch the kernels on the device's current stream, without waiting for them."""
         if self._index is None:
             _interpret(self._launches, addresses)
-        elif self._cuda.current_device() == self._index:
-            self._start(addresses)
-        else:
-            with self._cuda.device(self._index):
-                self._start(addresses)
+            return
+        from torch import cuda
 
-    def _start(self, addresses: Sequence[int]) -> None:
-        self._ready_for(addresses).start(addresses, self._stream(self._index))
+        rows, stream = self._rows(self._index, addresses), cuda.current_stream(self._index)
+        cuda_driver.launch(self._index, rows, addresses, stream.cuda_stream)
 
-    def _ready_for(self, addresses: Sequence[int]) -> Ready:
+    def _rows(self, index: int, addresses: Sequence[int]) -> cuda_driver.Rows:
         """The launches for the alignment of these addresses."""
         low = (1 << cuda_driver.ALIGNED_BITS) - 1
         key = (addresses[0] & low, addresses[1] & low, addresses[2] & low)
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._ready.setdefault(key, self._prepare(key))
-        return ready
+        rows = self._ready.get(key)
+        if rows is None:
+            rows = self._ready.setdefault(key, self._prepare(index, key))
+        return rows
 
-    def _prepare(self, key: tuple[int, ...]) -> Ready:
-        if self._cuda.is_current_stream_capturing():
-            raise KernelError(
-                f"cuda:{self._index}: a first call while a CUDA graph is captured; allowed: a call "
-                "like one that was made before, which compiled and loaded the kernels"
-            )
-        from triton.runtime import driver as triton_driver
+    def _prepare(self, index: int, key: tuple[int, ...]) -> cuda_driver.Rows:
+        """Compile and load the kernels for an alignment."""
+        from torch import cuda
+        from triton.runtime import driver
 
-        target = triton_driver.active.get_current_target()
-        launches = []
-        # Triton also loads the kernels here.
-        with _compiling:
+        rows = []
+        with cuda.device(index), _compiling:
+            if cuda.is_current_stream_capturing():
+                raise KernelError(
+                    f"cuda:{index}: a first call while a CUDA graph is captured; allowed: after "
+                    "the same call once before the capture, which compiles and loads the kernels"
+                )
+            cuda_driver.launcher(index)  # under the lock: C++ has the address of the only one
+            target = driver.active.get_current_target()
             for launch in self._launches:
-                config = aligned(launch.config, key)
-                launches.append((launch, config, compiled(launch, config, target, self._index)))
-            return Ready(launches)
+                kernel = compiled(launch, aligned(launch.config, key), target)
+                rows.append(cuda_driver.row(launch, kernel, _loaded(kernel, index)))
+        return np.stack(rows)
 
 
 def aligned(config: Config, addresses: Sequence[int]) -> Config:

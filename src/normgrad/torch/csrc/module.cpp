@@ -95,8 +95,7 @@ std::shared_ptr<const Plan> read_plan(const py::dict& answer) {
   plan->is_supported = true;
   plan->driver = number("driver");
   plan->team = number("team");
-  plan->launch = number("launch");
-  plan->stream_of = number("stream_of");
+  plan->launcher = number("launcher");
   plan->step_count = number("step_count");
   plan->alignment = number("alignment");
   plan->workspace_slot = number("workspace_slot");
