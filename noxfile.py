@@ -36,6 +36,13 @@ def full(session: nox.Session) -> None:
 
 
 @nox.session
+def least_triton(session: nox.Session) -> None:
+    """The GPU's kernels by the least version of Triton, compared with that version's table."""
+    session.install("-e", ".", "-r", "requirements/test.txt", "triton==3.6.0")
+    session.run("pytest", "tests/backends/triton/test_compiled.py", "-k", "table", *session.posargs)
+
+
+@nox.session
 def models(session: nox.Session) -> None:
     """Conversion tried on models of public libraries, in other tools, and by ONNX exporters."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")

@@ -3,8 +3,8 @@
     python benchmarks/gpu_code.py [--write]
 
 Compiles the kernels of some plans for compute capability 9.0 by the Triton that is installed, takes
-them apart by the tools that come with it, and prints a table; --write puts it into
-benchmarks/results/gpu-code.csv, which the tests hold new kernels against.
+them apart by the tools that come with it, and prints a table. --write puts it into the file of that
+version, benchmarks/results/gpu-code-triton-VERSION.csv, which the tests hold new kernels against.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,27 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from triton_programs import OVER_TENSORS, arguments, schedule_of
 
-FILE = Path(__file__).parent / "results" / "gpu-code.csv"
+RESULTS = Path(__file__).parent / "results"
 #: The compute capability that the table is of: an H100's and an H200's.
 ARCHITECTURE = 90
-#: Operators, shapes and numbers of groups: of convolutional networks, of a diffusion model's U-Net
-#: (read once, and twice), and rows of language models.
-CASES = (
+#: Operators, shapes and numbers of groups: of convolutional networks, and of diffusion models'
+#: U-Nets.
+IMAGES = (
     ("batch_norm_backward", (32, 256, 56, 56), 1), ("batch_norm", (32, 256, 56, 56), 1),
-    ("batch_norm_backward", (32, 2048, 7, 7), 1), ("evaluation", (32, 256, 56, 56), 1),
+    ("batch_norm_backward", (32, 2048, 7, 7), 1), ("batch_norm", (32, 2048, 7, 7), 1),
+    ("evaluation", (32, 256, 56, 56), 1),
     ("group_norm_backward", (8, 640, 32, 32), 32), ("group_norm", (8, 640, 32, 32), 32),
+    ("group_norm_backward", (8, 1280, 16, 16), 32), ("group_norm", (8, 1280, 16, 16), 32),
     ("group_norm_backward", (8, 1280, 8, 8), 32), ("group_norm", (8, 1280, 8, 8), 32),
-    ("group_norm_backward", (131072, 128), 1), ("group_norm_backward", (4096, 768), 1),
-    ("group_norm_backward", (8192, 4096), 1), ("group_norm_backward", (4096, 8192), 1),
-    ("group_norm_backward", (4096, 16384), 1), ("group_norm", (4096, 768), 1),
-    ("group_norm", (8192, 4096), 1), ("group_norm", (4096, 16384), 1),
 )  # fmt: skip
+#: The rows of language models: of queries and keys, and of hidden states.
+LENGTHS = (768, 1024, 1536, 2560, 3584, 4096, 5120, 6144, 8192, 16384)
+ROWS = ((131072, 128), *((4096, length) for length in LENGTHS))
+CASES = (
+    *IMAGES,
+    *((name, shape, 1) for name in ("layer_norm_backward", "rms_norm_backward") for shape in ROWS),
+    *((name, shape, 1) for name in ("layer_norm", "rms_norm") for shape in ROWS),
+)
 DTYPES = ("float32", "bfloat16")
 #: An instruction: its address, predicate, name and operands.
 LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
@@ -115,69 +121,87 @@ def _loop(lines: list[tuple[int, str, str]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: a plan's launch, and its code by element of a tile.
+    """A row of the table: a plan's launch, and its code.
 
     Attributes:
         plan, launch: the plan's words, and the launch's number and word.
-        registers, local: see :class:`Code`.
-        instructions, fp64: the loop's instructions for each element of a thread, and those of the
-            float64 pipe among them.
+        programs, warps: the number of programs, and of warps of each.
+        registers, local, shared: see :class:`Code`.
+        instructions: the number of all instructions that are no padding.
+        each, fp64: the loop's instructions for each element of a thread, and those of the float64
+            pipe among them; None for a kernel that reads no tensors.
         spills: the instructions in the loop that save or restore registers.
     """
 
     plan: str
     launch: str
+    programs: int
+    warps: int
     registers: int
     local: int
-    instructions: float
-    fp64: float
+    shared: int
+    instructions: int
+    each: float | None
+    fp64: float | None
     spills: int
 
 
-def plans() -> Iterator[tuple[str, Any]]:
-    """The plans of the table, with their words."""
+#: The columns of which a kernel should have as little as it can.
+COSTS = ("registers", "local", "shared", "instructions", "each", "fp64", "spills")
+
+
+def launches() -> Iterator[tuple[str, str, Any]]:
+    """All plans' launches, with the plans' words and their own."""
     for name, shape, groups in CASES:
         for dtype in DTYPES:
             for layout in ("contiguous", "channels_last") if len(shape) > 2 else ("contiguous",):
                 made = schedule_of(name, **arguments(name, shape, dtype, layout, groups=groups))
-                yield f"{name} {'x'.join(map(str, shape))} {dtype} {layout}", made
+                plan = f"{name} {'x'.join(map(str, shape))} {dtype} {layout}"
+                for number, launch in enumerate(made.launches):
+                    yield plan, f"{number} {launch.word}", launch
 
 
-def launches() -> Iterator[tuple[str, str, Any]]:
-    """The launches over tensors of all plans, each kernel once."""
-    known = set()
-    for plan, made in plans():
-        for number, launch in enumerate(made.launches):
-            key = launch.kernel, launch.config, launch.warps
-            if launch.kernel in OVER_TENSORS and key not in known:
-                known.add(key)
-                yield plan, f"{number} {launch.word}", launch
+def kernel_of(launch: Any) -> Hashable:
+    """What a launch's kernel is compiled from; launches of many shapes share one."""
+    return launch.kernel, launch.config, launch.warps, len(launch.arguments.axes)
 
 
-def row_of(plan: str, word: str, launch: Any) -> Row:
+def row_of(plan: str, word: str, launch: Any, code: Code) -> Row:
     """The row of a launch."""
-    with tempfile.TemporaryDirectory() as folder:
-        code = code_of(launch, ARCHITECTURE, Path(folder))
-    each = launch.config.positions * launch.config.channels / (32 * launch.warps)
+    each = fp64 = None
+    if launch.kernel in OVER_TENSORS:
+        elements = launch.config.positions * launch.config.channels / (32 * launch.warps)
+        each = round(len(code.loop) / elements, 2)
+        fp64 = round(sum(bool(FP64.match(name)) for name in code.loop) / elements, 2)
     return Row(
         plan,
         word,
+        launch.programs,
+        launch.warps,
         code.registers,
         code.local,
-        round(len(code.loop) / each, 2),
-        round(sum(bool(FP64.match(name)) for name in code.loop) / each, 2),
+        code.shared,
+        sum(name != "NOP" for name in code.instructions),
+        each,
+        fp64,
         sum(bool(SPILLS.match(name)) for name in code.loop),
     )
 
 
-def read() -> tuple[str, list[Row]]:
-    """The version of Triton that the table in the file is of, and its rows."""
-    with FILE.open() as file:
-        version = next(file).removeprefix("# Triton ").strip()
-        return version, [
-            Row(row[0], row[1], int(row[2]), int(row[3]), float(row[4]), float(row[5]), int(row[6]))
-            for row in [*csv.reader(file)][1:]
-        ]
+def path_of(version: str) -> Path:
+    """The file of the table of a version of Triton."""
+    return RESULTS / f"gpu-code-triton-{version}.csv"
+
+
+def read(version: str) -> dict[tuple[str, str], Row]:
+    """The rows of a version's table, by plan and launch."""
+    with path_of(version).open(newline="") as file:
+        table = {}
+        for cells in csv.DictReader(file):
+            plan, launch = cells.pop("plan"), cells.pop("launch")
+            numbers = {name: float(cell) if cell else None for name, cell in cells.items()}
+            table[plan, launch] = Row(plan, launch, **numbers)  # type: ignore[arg-type]
+        return table
 
 
 def main() -> None:
@@ -185,15 +209,19 @@ def main() -> None:
     import triton
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help=f"put it into {FILE.name}")
+    parser.add_argument("--write", action="store_true", help="put it into the version's file")
     writes = parser.parse_args().write
-    out = FILE.open("w") if writes else sys.stdout
-    print(f"# Triton {triton.__version__}", file=out)
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(Row.__dataclass_fields__)
-    for launch in launches():
-        rows.writerow(vars(row_of(*launch)).values())
-        out.flush()
+    out = path_of(triton.__version__).open("w") if writes else sys.stdout
+    rows = csv.DictWriter(out, [field.name for field in fields(Row)], lineterminator="\n")
+    rows.writeheader()
+    codes: dict[Hashable, Code] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for plan, word, launch in launches():
+            kernel = kernel_of(launch)
+            if kernel not in codes:
+                codes[kernel] = code_of(launch, ARCHITECTURE, Path(folder))
+            rows.writerow(asdict(row_of(plan, word, launch, codes[kernel])))
+            out.flush()
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def arguments(
     x_layout: str | None = None,
     groups: int = 4,
 ) -> dict[str, Any]:
-    """An operator's arguments for a plan, with all optional tensors."""
+    """An operator's arguments for a plan, with all optional tensors; rows have two axes."""
     wide = "float64" if dtype == "float64" else "float32"
     data = {
         "grad_out": spec(shape, dtype, layout),
@@ -63,6 +63,7 @@ def arguments(
     }
     vector = TensorSpec((shape[1],), wide)
     group = TensorSpec((shape[0], groups), wide)
+    row, position = TensorSpec((shape[0], 1), wide), TensorSpec((shape[1],), dtype)
     given = {"mean": vector, "invstd": vector, "weight": vector}
     forward = {"input": data["input"]}
     return {
@@ -89,6 +90,16 @@ def arguments(
         "batch_norm_stats": forward,
         "batch_norm_elemt": {**forward, **given, "bias": vector},
         "group_norm": {**forward, "gamma": vector, "beta": vector, "num_groups": groups},
+        "layer_norm": {
+            **forward, "weight": position, "bias": position, "normalized_shape": shape[1]
+        },
+        "layer_norm_backward": {
+            **data, "mean": row, "rstd": row, "weight": position, "normalized_shape": shape[1]
+        },
+        "rms_norm": {**forward, "weight": position, "normalized_shape": shape[1]},
+        "rms_norm_backward": {
+            **data, "rstd": row, "weight": position, "normalized_shape": shape[1]
+        },
         "batch_norm_gather_stats_with_counts": {
             "input": data["input"],
             "mean": TensorSpec((3, shape[1]), wide),

@@ -81,6 +81,19 @@ def test_what_is_left_out_is_said(check):
     assert " --no-compile --repeat 9 --filter ^(train" in log[-1]
 
 
+def test_kernels_compiled_before(check):
+    """Which are used if there are any; if they cannot be, everything is compiled."""
+    said = "left out   kernels compiled before"
+    assert said in check("out")[0].stdout
+    (check.checkout / "build").mkdir()
+    (check.checkout / "build" / "gpu-cache.tar.xz").touch()
+    for fails in ("never", "unpack"):
+        done, log = check("out", FAILS=fails)
+        assert (done.returncode, log[0]) == (0, "python benchmarks/gpu_cache.py unpack")
+        assert (said in done.stdout) == (fails == "unpack")
+        assert len(log) == 7
+
+
 def test_a_step_that_does_not_end(check):
     (check.tools / "timeout").unlink()
     (check.tools / "timeout").write_text("#!/bin/sh\nexit 124\n")
