@@ -70,8 +70,10 @@ def made_by() -> dict[str, str]:
     from triton.compiler.compiler import make_backend
     from triton.runtime.cache import triton_key
 
-    from normgrad.backends.triton import runtime, selfcheck
+    from normgrad import cache
+    from normgrad.backends.triton import runtime
 
+    sources = sorted(Path(runtime.__file__).parent.glob("*.py"))
     backend = make_backend(target())
     return {
         "Python": "{}.{}".format(*sys.version_info),
@@ -80,7 +82,7 @@ def made_by() -> dict[str, str]:
         "ptxas": backend.hash(),
         "options": backend.parse_options(dict(runtime.OPTIONS)).hash(),
         "variables": str(sorted(get_cache_invalidating_env_vars().items())),
-        "kernels": selfcheck._sources(),
+        "kernels": cache.digest_of(sources),
     }
 
 
@@ -138,21 +140,10 @@ def specs_of(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def calls(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The self-check's and the benchmark's calls: operators, and their specs and options."""
+    """The benchmark's calls: operators, and their specs and options."""
     from measuring import data, suite
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from normgrad.backends.triton import small_cases
-    from normgrad.backends.triton.device import Device
-    from normgrad.testing.conversions import to_torch
-
-    for case in small_cases.cases(Device().persistent):
-        call = case.call()
-        tensors = {
-            name: None if value is None else to_torch(value, "cpu").tensor
-            for name, value in call.tensors.items()
-        }
-        yield call.name, {**specs_of(tensors), **call.options}
     for timed in suite.select(suite.on_gpu(suite.suite()), pattern):
         if timed.part in (suite.Part.GRADIENTS, suite.Part.FORWARD, suite.Part.ROWS):
             with FakeTensorMode():  # type: ignore[no-untyped-call]
@@ -186,7 +177,13 @@ def plan(pattern: str) -> None:
     """List the kernels."""
     from triton_programs import schedule_of
 
+    from normgrad.backends.triton import schedule, selfcheck
+    from normgrad.backends.triton.device import Device
+
     recorder = Recorder()
+    device = Device()
+    for norm in selfcheck.norms(device):
+        recorder.note(schedule.build(selfcheck.trial(*norm)[1], device))
     for name, arguments in calls(pattern):
         recorder.note(schedule_of(name, **arguments))
     print(f"{len(recorder.launches)} kernels of the self-check and the benchmark")

@@ -34,8 +34,8 @@ LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)
 #: Operators with their shapes and layouts, of as many launches as there are.
 PROGRAMS = {
     "one": ("batch_norm_backward", SMALL, "contiguous", None),
-    "three": ("batch_norm_backward", LARGE, "contiguous", None),
-    "channels last": ("batch_norm_backward", LARGE, "channels_last", None),
+    "three": ("batch_norm_backward", LARGE, "channels_last", None),
+    "two": ("batch_norm_backward", LARGE, "contiguous", None),
     "views": ("batch_norm_backward", (32, 64, 28, 28), "sliced", "sliced"),
     "missing statistics": ("missing", LARGE, "contiguous", None),
     "counts": ("batch_norm_backward_elemt", SMALL, "contiguous", None),

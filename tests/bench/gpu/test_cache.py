@@ -18,7 +18,7 @@ def test_triton_finds_what_was_unpacked(monkeypatch, tmp_path):
     archive, folder = tmp_path / "cache.tar.xz", tmp_path / "unpacked"
     gpu_cache.pack([launch], archive, 1)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    monkeypatch.setattr(runtime, "_kernels", {})
+    runtime._compiled.cache_clear()
     described = gpu_cache.made_by()
     monkeypatch.setattr(gpu_cache, "made_by", lambda: {**described, "ptxas": "another"})
     with pytest.raises(SystemExit, match=r"^ptxas: 'another'; allowed: 'ptxas"):
@@ -41,4 +41,4 @@ def test_calls_of_the_benchmark_are_planned():
     *_, (name, planned) = gpu_cache.calls("^rms-layer-norm/512x1024/float32")
     recorder.note(schedule_of(name, **planned))
     assert name == "rms_norm_backward"
-    assert {kernel for kernel, *_ in recorder.launches} == {"groups", "combine_lines"}
+    assert {kernel for kernel, *_ in recorder.launches} == {"groups", "combine_parameters"}

@@ -38,15 +38,27 @@ def _signature(value: Any) -> Any:
 
 
 @cache
+def _kernels() -> Any:
+    """The module of the kernels, with a digest of each.
+
+    In Triton 3.6 the digest of a function depends on which others have one, and so does the place
+    of its kernels in the cache on disk: all have one, in the same order in every process.
+    """
+    from . import kernels
+
+    for function in vars(kernels).values():
+        getattr(function, "cache_key", None)
+    return kernels
+
+
+@cache
 def _compiled(kernel: str, config: Config, warps: int, target: Any, arguments: Any) -> Any:
     """A compiled kernel, which Triton also caches on disk; ``arguments`` are the types."""
     import triton
     from triton.compiler import ASTSource
 
-    from . import kernels
-
     signature = {"a": arguments, "C": "constexpr"}
-    source = ASTSource(getattr(kernels, kernel), signature, {"C": config}, {})
+    source = ASTSource(getattr(_kernels(), kernel), signature, {"C": config}, {})
     return triton.compile(source, target=target, options={"num_warps": warps, **OPTIONS})
 
 
