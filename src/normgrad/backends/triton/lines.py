@@ -8,7 +8,7 @@ norm is computed in the same way: its rows are lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ... import dtypes
@@ -26,6 +26,7 @@ from .tiling import (
     itemsize,
     narrowest,
     power_of_two,
+    row_of,
 )
 
 #: The largest number of positions of a channel for which group norm is read line by line. With more
@@ -70,8 +71,6 @@ WIDE_CHAINS, LONG_CHAIN = 32, 256
 #: The number of a program's lines that are read or computed at once. On an H200, layer norm's
 #: gradients of (8192, 768) in float32 took 42 µs without, 36 with 2 and 29 with 3 or 4.
 STAGES = 3
-#: The largest number of tiles of a line, for the code is that of each.
-MOST_TILES = 3
 #: The bytes of shared memory that stages may take: a program of compute capability 8.6 has 99 KiB.
 SHARED = 96 << 10
 
@@ -205,30 +204,6 @@ def _elements_each(problem: Lines, layout: Layout) -> tuple[int, int]:
     return each, most
 
 
-def _row(size: int, layout: Layout, each: int, most: int, most_warps: int) -> Tile:
-    """A line alone: its tiles of at most ``most`` elements, in as few warps as can hold it.
-
-    The sums of a tile with several lines would have another layout than the tile, which would then
-    be converted to it through shared memory. A size that is no power of two is divided into up to
-    three that are, of which the last may be padded.
-    """
-    warps = min(most_warps, power_of_two(ceil_div(size, 40 * each)))
-    sizes: list[int] = []
-    rest = size
-    while rest > 0:
-        piece = 1 << (rest.bit_length() - 1) if len(sizes) < MOST_TILES - 1 else power_of_two(rest)
-        sizes.append(max(32 * warps, min(most, piece)))
-        rest -= sizes[-1]
-    if sum(sizes) >= power_of_two(size) <= most:
-        sizes = [power_of_two(size)]
-    row: Tile | None = None
-    for piece in reversed(sizes):
-        tile = Tile(piece, 1, 1, 1, warps, vector=max(1, piece // (32 * warps)))
-        row = replace(by_threads(tile, layout), next=row)
-    assert row is not None
-    return row
-
-
 def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     """Give a program whole lines if its registers can hold one, otherwise pieces of lines."""
     each, most_each = _elements_each(problem, layout)
@@ -240,8 +215,8 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
     alone = layout.pattern == "rows"
     row = None
     if alone and height >= 32 * each:
-        row = _row(problem.positions, layout, each, min(held, height), most_warps)
-    whole = held >= (height if row is None else row.line)
+        row = row_of(problem.positions, layout, each, min(held, height), most_warps)
+    whole = height <= held if row is None else row.line <= held
     # The registers hold the columns of a longer line, and one of its tiles at a time.
     again = row is not None and held < row.line <= 2 * held and columns and not wide
     if row is not None and (whole or again):

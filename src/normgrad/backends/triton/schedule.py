@@ -283,8 +283,7 @@ def _sums_and_write(builder: Builder) -> str:
             tile = group_tile(problem, layout, device)
         else:  # several tiles for each program, if there are many
             read = element_bytes(problem) * problem.positions * tile.step
-            at_once = device.processors * device.programs_each
-            each = max(1, min(tiles_of(problem, tile) // at_once, LEAST // read))
+            each = max(1, min(tiles_of(problem, tile) // device.processors, ceil_div(LEAST, read)))
         stores = RESULT | OUTPUTS * outputs | SUMS * later
         builder.groups(tile, each, resident=resident, short=short, stores=stores)
     else:

@@ -29,10 +29,15 @@ LEAST = 8 << 10
 AHEAD = 4
 #: The elements of a group that a thread has at least, where a group is small.
 EACH = 8
+#: The elements of a channel that a thread has where a program holds it alone. An estimate: not
+#: measured; with fewer, the work of each channel is a larger part of all instructions.
+HELD_EACH = 16
 #: The channels of a tile if tensors have different layouts: about a square, to be transposed.
 SQUARE = 32
 #: The largest numbers of parts' sums, and of a group's channels, that are added up at once.
 MOST_ROWS, MOST_FAN = 2048, 128
+#: The largest number of tiles of a channel or line, for the code is that of each.
+MOST_TILES = 3
 #: Offsets and positions below this fit in 32 bits, with a margin for the last tile's padding.
 SHORT = (1 << 31) - (1 << 20)
 #: The item sizes by the dtypes' codes.
@@ -292,6 +297,31 @@ def _ahead(narrow: int) -> int:
     return max(1, min(AHEAD, 2 * AHEAD * narrow // VECTOR))
 
 
+def row_of(size: int, layout: Layout, each: int, most: int, most_warps: int) -> Tile | None:
+    """A channel or line alone: its tiles of at most ``most`` elements, in as few warps as hold it.
+
+    The sums of a tile with several would have another layout than the tile, which would then be
+    converted to it through shared memory. A size that is no power of two is divided into up to
+    three that are, of which the last may be padded. It is None for a longer one.
+    """
+    if size > MOST_TILES * most:
+        return None
+    warps = min(most_warps, power_of_two(ceil_div(size, 40 * each)))
+    sizes: list[int] = []
+    rest = size
+    while rest > 0:
+        piece = 1 << (rest.bit_length() - 1) if len(sizes) < MOST_TILES - 1 else power_of_two(rest)
+        sizes.append(max(32 * warps, min(most, piece)))
+        rest -= sizes[-1]
+    if sum(sizes) >= power_of_two(size) <= most:
+        sizes = [power_of_two(size)]
+    row: Tile | None = None
+    for piece in reversed(sizes):
+        tile = Tile(piece, 1, 1, 1, warps, vector=max(1, piece // (32 * warps)))
+        row = replace(by_threads(tile, layout), next=row)
+    return row
+
+
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
     """A tile with all positions of channels that are groups of their own.
 
@@ -325,7 +355,13 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
             else:
                 return None
 
-    tile = fitting_tile(1) if problem.per_group == 1 else None
+    if problem.per_group > 1:
+        return None
+    if layout.pattern == "rows" and positions >= 32 * HELD_EACH:
+        most_warps = 2 * device.threads // 32
+        row = row_of(problem.positions, layout, HELD_EACH, min(most, positions), most_warps)
+        return row if row is not None and row.line <= most else None
+    tile = fitting_tile(1)
     if tile is None:
         return None
     least = ceil_div(LEAST, element_bytes(problem) * problem.positions)
