@@ -152,32 +152,41 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 
 
 #: What a wheel for a platform is for: its object files need the C library's memset and memcpy.
-_TAG = "py3-none-manylinux_2_17_x86_64"
-#: What prints the levels of x86-64 that there are kernels for.
-_LEVELS = "from normgrad.backends.cpu.target import LEVELS; print(*LEVELS)"
+_TAG = "py3-none-manylinux_2_17_{}"
+#: What prints the levels of an architecture that there are kernels for.
+_LEVELS = (
+    "from normgrad.backends.cpu.target import LEVELS; "
+    "print(*(name for name, level in LEVELS.items() if level.architecture == '{}'))"
+)
 #: What builds the library for the PyTorch that is installed.
 _LIBRARY = "from normgrad.torch_build import build; build()"
 _MOST_BYTES = 20_000_000
 
 
-def _with_kernels(session: nox.Session, wheel: Path) -> Path:
-    """A wheel for x86-64 beside a pure one, with kernels and PyTorch's library, without Numba."""
+def _with_kernels(session: nox.Session, wheel: Path, architecture: str) -> Path:
+    """A wheel for an architecture beside a pure one, with kernels, without Numba.
+
+    That for x86-64 has PyTorch's library too, which only a compiler on such a machine makes.
+    """
     session.install(str(wheel))
     work = Path(session.create_tmp()) / "unpacked"
     shutil.rmtree(work, ignore_errors=True)
     session.run("wheel", "unpack", str(wheel), "--dest", str(work))
     (content,) = work.iterdir()
     folder = str(content / "normgrad/backends/cpu/kernels")
-    for level in str(session.run("python", "-c", _LEVELS, silent=True)).split():
+    levels = session.run("python", "-c", _LEVELS.format(architecture), silent=True)
+    for level in str(levels).split():
         session.run("python", "-m", "normgrad.backends.cpu.packing", level, folder)
-    session.install("-r", "requirements/torch.txt")
-    kept = Path(session.create_tmp()) / "library"
-    session.run("python", "-c", _LIBRARY, env={"NORMGRAD_CACHE_DIR": str(kept.resolve())})
-    without_lock = shutil.ignore_patterns("*.lock")
-    shutil.copytree(kept / "torch", content / "normgrad/torch/lib/torch", ignore=without_lock)
+    if architecture == "x86_64":
+        session.install("-r", "requirements/torch.txt")
+        kept = Path(session.create_tmp()) / "library"
+        session.run("python", "-c", _LIBRARY, env={"NORMGRAD_CACHE_DIR": str(kept.resolve())})
+        without_lock = shutil.ignore_patterns("*.lock")
+        shutil.copytree(kept / "torch", content / "normgrad/torch/lib/torch", ignore=without_lock)
+    tag = _TAG.format(architecture)
     (about,) = content.glob("*.dist-info/WHEEL")
     text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
-    about.write_text(text.replace("Tag: py3-none-any", f"Tag: {_TAG}"))
+    about.write_text(text.replace("Tag: py3-none-any", f"Tag: {tag}"))
     (needs,) = content.glob("*.dist-info/METADATA")
     numba = re.compile("^(Requires-Dist: )numba.*$", re.M)
     text, count = numba.subn(r"\1llvmlite>=0.45", needs.read_text(), count=1)
@@ -185,8 +194,21 @@ def _with_kernels(session: nox.Session, wheel: Path) -> Path:
         session.error(f"{needs.name} does not name Numba as expected")
     needs.write_text(text)
     session.run("wheel", "pack", str(content), "--dest-dir", str(wheel.parent))
-    (made,) = wheel.parent.glob(f"*-{_TAG}.whl")
+    (made,) = wheel.parent.glob(f"*-{tag}.whl")
     return made
+
+
+@nox.session
+def aarch64(session: nox.Session) -> None:
+    """A wheel for Arm machines, made on this one and run in QEMU's emulator."""
+    session.install("-r", "requirements/release.txt")
+    dist = Path(session.create_tmp()).resolve() / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(dist))
+    (pure,) = dist.glob("*.whl")
+    wheel = _with_kernels(session, pure, "aarch64")
+    folder = session.cache_dir.resolve() / "aarch64"
+    session.run("python", "tests/aarch64.py", str(folder), str(wheel))
 
 
 @nox.session
@@ -197,7 +219,8 @@ def package(session: nox.Session) -> None:
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(dist))
     (pure,) = dist.glob("*.whl")
-    platform = _with_kernels(session, pure)
+    arm = _with_kernels(session, pure, "aarch64")
+    platform = _with_kernels(session, pure, "x86_64")
     archives = sorted(dist.iterdir())
     session.run("twine", "check", "--strict", *map(str, archives))
     captured = Path("examples/digits/batch_norm_bfloat16.safetensors").resolve()
@@ -206,6 +229,8 @@ def package(session: nox.Session) -> None:
         session.log(f"{archive.name}: {size:,} bytes")
         if size > _MOST_BYTES:
             session.error(f"{archive.name} has {size:,} bytes; allowed: {_MOST_BYTES:,}")
+        if archive == arm:
+            continue  # what it has is tried by the session aarch64
         alone = "assert importlib.util.find_spec('numba') is None" if archive == platform else ""
         commands = [
             ("pip", "install", "--quiet", str(archive)),

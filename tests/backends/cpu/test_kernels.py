@@ -75,6 +75,15 @@ def test_hot_loops_are_vectorised(pattern, dtype):
     assert not_aligned <= aligned / 20
 
 
+@pytest.mark.parametrize("operation", ["sums", "apply"])
+@pytest.mark.parametrize(("pattern", "dtype"), sorted(HOT))
+def test_llvm_does_not_choose_what_is_fused(pattern, dtype, operation):
+    """It would choose by a processor's costs, and dx would be rounded more often on some."""
+    code = str(compiler.module_of(units.kernel(pattern, operation, CODES[dtype])))
+    assert "llvm.fmuladd" in code
+    assert not re.search(r"\b(contract|fast)\b", code)
+
+
 @pytest.mark.parametrize("shape", [(3, 4, 100), (40, 100, 1)])
 def test_subnormal_numbers_are_rounded_to_bfloat16(shape):
     """In rows and columns, though a processor's instruction takes them for zero."""

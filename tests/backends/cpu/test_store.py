@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import bits_program
@@ -18,7 +19,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import normgrad
-from normgrad import cache, notices, torch_build
+from normgrad import cache, dtypes, notices, torch_build
 from normgrad.backends.cpu import packing, processes, store, target, units
 from normgrad.loading import KernelError
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.cpu
 UNIT = units.OPENMP
 #: What any machine that is likely to run the tests has.
 LEVEL = "x86-64-v3"
+ARM = "armv8-a"
 CASE = "train/float32/contiguous"
 
 
@@ -241,15 +243,20 @@ def test_old_kernels_are_removed(empty, compiled, kept):
     assert names == {store.digest()[:16], *last}
 
 
+def another_processor(field, patch):
+    other = target.processor()._replace(**{field: "other"})
+    patch.setattr(target, "processor", lambda: other)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda patch: patch.setattr(store, "sources", lambda: "others"),
         lambda patch: patch.setattr(store, "_numbas_version", lambda: "numba-0.0.dist-info"),
         lambda patch: patch.setattr(store.llvmlite, "__version__", "0.0"),
-        lambda patch: patch.setattr(target, "processor", lambda: target.Processor("i386", "")),
+        *(partial(another_processor, field) for field in target.Processor._fields),
     ],
-    ids=["sources", "numba", "llvmlite", "processor"],
+    ids=["sources", "numba", "llvmlite", *target.Processor._fields],
 )
 def test_what_decides_the_code_is_in_the_digest(monkeypatch, change):
     before = store.digest.__wrapped__()
@@ -382,8 +389,16 @@ def test_a_level_needs_all_its_features(package, monkeypatch):
     assert package() == LEVEL
     features["f16c"] = False
     assert package() is None
-    monkeypatch.setattr(llvm, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "riscv64-unknown-linux-gnu")
     assert target.levels_here() == []
+
+
+def test_every_aarch64_has_the_level_of_arm(package, monkeypatch):
+    brought()
+    brought(ARM)
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", dict)
+    assert package() == ARM
 
 
 def test_without_numba_a_processor_of_no_level_is_told_what_to_install(empty, package, monkeypatch):
@@ -421,6 +436,17 @@ def test_the_bits_are_those_of_compiled_kernels(tmp_path):
     (found,) = run(program, LEVEL, tmp_path, CASE).splitlines()
     assert found.startswith(CASE)
     assert [found] == run(program, "compiled", tmp_path, CASE).splitlines()
+
+
+@pytest.mark.parametrize(("level", "number"), [(LEVEL, 62), (ARM, 183)])
+def test_any_machine_makes_the_kernels_of_any_level(tmp_path, level, number):
+    """ELF has a number for each architecture."""
+    unit = units.kernel("rows", "sums", dtypes.float16.code)
+    run("-m", packing.__name__, level, tmp_path, unit)
+    (path,) = tmp_path.glob(f"{level}-*/{store.file_of(unit)}")
+    content = cache.unseal(path, path.read_bytes())
+    assert content.startswith(b"\x7fELF")
+    assert int.from_bytes(content[18:20], "little") == number
 
 
 # Compiling

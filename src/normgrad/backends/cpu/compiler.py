@@ -19,6 +19,12 @@ from .elements import Operation
 from .helpers import OPTIONS, UNIT_COMPILER
 from .intrinsics import INT_POINTER, POINTERS
 
+if target.processor().triple != llvm.get_process_triple():
+    # Numba compiles for the machine that LLVM says this process runs on.
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.get_process_triple = lambda: target.processor().triple
+
 #: The parameters of units that are pointers to integers; the others are integers.
 _POINTERS = ("block", "step", "job")
 

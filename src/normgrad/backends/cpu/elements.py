@@ -12,7 +12,15 @@ from numba.core.extending import models, register_model
 
 from .helpers import by_types, helper, instruction
 from .intrinsics import inlined, item_size, shift
-from .lanes import as_loaded, double_lanes, prefetch_lanes, product, splat_doubles, zero_lanes
+from .lanes import (
+    as_loaded,
+    double_lanes,
+    muladd,
+    mulsub,
+    prefetch_lanes,
+    splat_doubles,
+    zero_lanes,
+)
 from .layout import ALONG
 from .parts import load_part, merge_part, store_part, store_part_by_words
 from .steps import EXACT
@@ -89,21 +97,19 @@ def deviations_alone(emit):
 def add_products(sums, x, d, centred, part):
     """Add d and d·centred to two sums, or start these if ``sums`` is None.
 
-    The first product is rounded: were it added to 0, LLVM would choose, for each processor, which
-    of the first two products it rounds and which it fuses. A third sum is
-    that of centred.
+    A third sum is that of centred.
     """
     if isinstance(sums, types.NoneType):
         return lambda sums, x, d, centred, part: (
-            d, merge_part(x, product(d, centred), zero_lanes(x), part)
+            d, merge_part(x, d * centred, zero_lanes(x), part)
         )  # fmt: skip
     if len(sums) == 3:
         return lambda sums, x, d, centred, part: (
-            sums[0] + d, merge_part(x, sums[1] + d * centred, sums[1], part),
+            sums[0] + d, merge_part(x, muladd(d, centred, sums[1]), sums[1], part),
             merge_part(x, sums[2] + centred, sums[2], part),
         )  # fmt: skip
     return lambda sums, x, d, centred, part: (
-        sums[0] + d, merge_part(x, sums[1] + d * centred, sums[1], part)
+        sums[0] + d, merge_part(x, muladd(d, centred, sums[1]), sums[1], part)
     )  # fmt: skip
 
 
@@ -123,8 +129,8 @@ def exact_terms(operation, tensors, k, mean, terms, part):
         if evaluates:
             store_part(dx, k, terms[1] * values, part, False)
         if along:
-            d = product(d, double_lanes(as_loaded(dy, load_part(terms[2], k, part))))
-        return d, merge_part(dy, product(d, centred), splat_doubles(dy, 0.0), part)
+            d = d * double_lanes(as_loaded(dy, load_part(terms[2], k, part)))
+        return d, merge_part(dy, d * centred, splat_doubles(dy, 0.0), part)
 
     return exact
 
@@ -167,15 +173,15 @@ def linear_form(operation, tensors, k, coefficients, part):
             gain, offset, mean, slope, scale = coefficients
             centred = load_part(tensors[1], k, part) - mean
             if along:
-                return scale * (gain * centred + slope) + offset
-            return gain * centred + offset
+                return muladd(scale, muladd(gain, centred, slope), offset)
+            return muladd(gain, centred, offset)
 
         return normalised
 
     def gradient(operation, tensors, k, coefficients, part):
         gain, offset, mean, slope, scale = coefficients
-        inner = offset + slope * (load_part(tensors[1], k, part) - mean)
-        return scale * (gain * load_part(tensors[0], k, part) - inner)
+        inner = muladd(slope, load_part(tensors[1], k, part) - mean, offset)
+        return scale * mulsub(gain, load_part(tensors[0], k, part), inner)
 
     return gradient
 

@@ -225,13 +225,15 @@ def vector_at(builder: Any, pointer: ir.Value, index: ir.Value, kind: ir.Type) -
     return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer())
 
 
-def llvm_function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
-    """A call of one of LLVM's intrinsic functions."""
+def llvm_function(
+    builder: Any, name: str, result: ir.Type, args: Any, flags: tuple[str, ...] = ()
+) -> ir.Value:
+    """A call of one of LLVM's intrinsic functions, with flags for its arithmetic."""
     function = builder.module.globals.get(name)
     if function is None:
         signature = ir.FunctionType(result, [value.type for value in args])
         function = ir.Function(builder.module, signature, name)
-    return builder.call(function, args)
+    return builder.call(function, args, fastmath=flags)
 
 
 @instruction(lambda x: Lanes(value_type(x.dtype))(x))
@@ -417,10 +419,25 @@ def fused(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     return llvm_function(emit.builder, name, a.type, [a, b, c])
 
 
-@instruction(lambda a, b: a(a, b))
-def product(emit: Emitter, a: Any, b: Any) -> Any:
-    """a·b, rounded: never contracted with an addition."""
-    return emit.builder.fmul(a, b)
+def _muladd(builder: Any, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    name = f"llvm.fmuladd.v{a.type.count}{'f64' if a.type.element == F64 else 'f32'}"
+    return llvm_function(builder, name, a.type, [a, b, c], ("nsz",))
+
+
+@instruction(lambda a, b, c: a(a, b, c))
+def muladd(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
+    """a·b + c: rounded once by processors with an instruction for it, by others twice.
+
+    Kernels say which operations are fused. Were LLVM allowed to contract any of them, it would
+    choose by the costs of each processor, and the bits would depend on these.
+    """
+    return _muladd(emit.builder, a, b, c)
+
+
+@instruction(lambda a, b, c: a(a, b, c))
+def mulsub(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
+    """a·b − c, rounded as ``muladd``."""
+    return _muladd(emit.builder, a, b, emit.builder.fneg(c))
 
 
 def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
@@ -430,9 +447,8 @@ def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
 
     @lower_builtin(function, Lanes, Lanes)
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # NaN and Inf must be kept, so neither 'nnan' nor 'ninf'. A multiplication and an addition
-        # may become one instruction.
-        return getattr(builder, name)(*args, flags=("contract", "nsz"))
+        # NaN and Inf must be kept, so neither 'nnan' nor 'ninf'.
+        return getattr(builder, name)(*args, flags=("nsz",))
 
     declare(function, signature)
 

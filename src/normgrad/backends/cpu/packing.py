@@ -2,7 +2,7 @@
 
     python -m normgrad.backends.cpu.packing LEVEL FOLDER [UNIT...]
 
-compiles these units, or all, for a level of x86-64 (see target.py).
+compiles these units, or all, for a level of some architecture (see target.py), on any machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def pack(level: str, folder: Path, selection: Sequence[str] = ()) -> None:
     """
     kind = target.LEVELS[level]
     features = ",".join(f"+{name}" for name in kind.more)
-    os.environ.update(NUMBA_CPU_NAME=kind.processor, NUMBA_CPU_FEATURES=features)
+    wanted = target.Processor(kind.processor, features, kind.triple)
+    os.environ.update(zip((*target.VARIABLES, target.TRIPLE), wanted, strict=True))
     target_folder = folder / store.packaged(level).name
     target_folder.mkdir(parents=True, exist_ok=True)
     for unit, content in store.compiled(selection or units.every(), lambda: None):

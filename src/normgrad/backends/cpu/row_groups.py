@@ -37,6 +37,7 @@ from .lanes import (
     double_lanes,
     lanes_of,
     load_lanes,
+    muladd,
     put_lanes,
     splat,
     splat_doubles,
@@ -161,7 +162,7 @@ def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, str
     dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
     if is_written(writes):
         write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
-    return sums[0] + dy, sums[1] + dy * (centred * of_row[5] + of_row[6])
+    return sums[0] + dy, muladd(dy, muladd(centred, of_row[5], of_row[6]), sums[1])
 
 
 @helper
@@ -254,7 +255,8 @@ def sum_tile(tiles, run, means, weights, sums):
             weight = double_lanes(splat(get(weights, at // LANES)))
             d = double_lanes(load_lanes(tiles[0], at + r)) * weight
             total = total + d
-            projection = projection + d * (double_lanes(load_lanes(tiles[1], at + r)) - mean)
+            centred = double_lanes(load_lanes(tiles[1], at + r)) - mean
+            projection = muladd(d, centred, projection)
         put_lanes(sums[0], r, total)
         put_lanes(sums[1], r, projection)
 
@@ -381,7 +383,7 @@ def forward_in_tiles(operation, dy, x, dx, job):
             total, square = none, none
             for j in range(run):
                 d = double_lanes(load_lanes(tile, j * LANES + r)) - pilot
-                total, square = total + d, square + d * d
+                total, square = total + d, muladd(d, d, square)
             put_lanes(about, r, pilot)
             put_lanes(totals, r, total)
             put_lanes(squares, r, square)

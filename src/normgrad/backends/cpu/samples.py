@@ -29,6 +29,7 @@ from .lanes import (
     as_loaded,
     double_lanes,
     load_lanes,
+    muladd,
     put_lanes,
     splat_eight,
     zero_lanes,
@@ -85,7 +86,8 @@ def sum_positions(tensors, steps, positions, c, mean, part):
     first, second = zero, zero
     for _ in range(positions):
         dy = load_part(tensors[0], c, part)
-        first, second = first + dy, second + dy * (load_part(tensors[1], c, part) - mean)
+        centred = load_part(tensors[1], c, part) - mean
+        first, second = first + dy, muladd(dy, centred, second)
         tensors = advance(tensors, steps, 1)
     return first, second
 
@@ -113,7 +115,7 @@ def sum_part(arguments, c, part):
     if adds:
         invstd, rest = as_loaded(dy, load_lanes(rows[0], c)), as_loaded(dy, load_lanes(rows[1], c))
         fold_in_sequence(dy, gradients[0], c, total, part)
-        fold_in_sequence(dy, gradients[1], c, invstd * product + rest * total, part)
+        fold_in_sequence(dy, gradients[1], c, muladd(invstd, product, rest * total), part)
 
 
 @helper

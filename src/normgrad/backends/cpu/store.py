@@ -1,8 +1,8 @@
 """The machine code of units: object files, found or compiled once, and loaded by llvmlite.
 
 A unit's object file comes from the package, where a wheel for a platform brings a folder for each
-level of x86-64; from the user's cache folder; or from the compiler. Only the compiler needs Numba,
-and it runs in processes of its own where these can be started.
+level of its architecture; from the user's cache folder; or from the compiler. Only the compiler
+needs Numba, and it runs in processes of its own where these can be started.
 """
 
 from __future__ import annotations

@@ -11,37 +11,57 @@ from llvmlite import binding as llvm
 #: Numba's variables that name a processor other than this machine's, and its features. If one is
 #: set, nothing in the package is used. None of Numba's other settings has a say in kernels.
 VARIABLES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
+#: The variable that names another machine than this one, as LLVM does, to compile for. Numba has no
+#: such setting.
+TRIPLE = "_NORMGRAD_TRIPLE"
 
 _V3 = "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"
 _V4 = *_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"
 
 
 class Level(NamedTuple):
-    """A level of x86-64 that wheels bring kernels for.
+    """A level of an architecture that wheels bring kernels for.
 
     Attributes:
+        triple: LLVM's name of the machine.
         processor, more: LLVM's names of the processor, and of the features it has beside.
         needs: the features that a processor needs to run the kernels.
     """
 
+    triple: str
     processor: str
     more: tuple[str, ...]
     needs: tuple[str, ...]
 
+    @property
+    def architecture(self) -> str:
+        """The architecture, as wheels and Linux name it."""
+        return _architecture(self.triple)
 
-#: The levels by name, the best first. One of them rounds to bfloat16 in an instruction.
+
+def _architecture(triple: str) -> str:
+    return triple.partition("-")[0]
+
+
+_X86 = "x86_64-unknown-linux-gnu"
+_ARM = "aarch64-unknown-linux-gnu"
+#: The levels by name, an architecture's best first. One of them rounds to bfloat16 in an
+#: instruction. All that kernels use of Arm is in every aarch64: vectors, fused multiplication and
+#: addition, and conversions of float16.
 LEVELS = {
-    "x86-64-v4+avx512bf16": Level("x86-64-v4", ("avx512bf16",), (*_V4, "avx512bf16")),
-    "x86-64-v4": Level("x86-64-v4", (), _V4),
-    "x86-64-v3": Level("x86-64-v3", (), _V3),
+    "x86-64-v4+avx512bf16": Level(_X86, "x86-64-v4", ("avx512bf16",), (*_V4, "avx512bf16")),
+    "x86-64-v4": Level(_X86, "x86-64-v4", (), _V4),
+    "x86-64-v3": Level(_X86, "x86-64-v3", (), _V3),
+    "armv8-a": Level(_ARM, "generic", (), ()),
 }
 
 
 class Processor(NamedTuple):
-    """LLVM's names of the processor that kernels are compiled for, and of its features."""
+    """LLVM's names of the processor for which kernels are compiled, its features and machine."""
 
     name: str
     features: str
+    triple: str
 
 
 @cache
@@ -51,23 +71,24 @@ def processor() -> Processor:
     return Processor(
         llvm.get_host_cpu_name() if name is None else name,
         llvm.get_host_cpu_features().flatten() if features is None else features,
+        os.environ.get(TRIPLE) or llvm.get_process_triple(),
     )
 
 
 def settings() -> dict[str, str]:
-    """All of Numba's settings that kernels are compiled with, as environment variables."""
-    return dict(zip(VARIABLES, processor(), strict=True))
+    """All settings that kernels are compiled with, as environment variables."""
+    return dict(zip((*VARIABLES, TRIPLE), processor(), strict=True))
 
 
 def levels_here() -> list[str]:
     """The levels that this machine's processor has, the best first; none where variables decide."""
     if any(name in os.environ for name in VARIABLES):
         return []
-    features = llvm.get_host_cpu_features()
+    features, architecture = llvm.get_host_cpu_features(), _architecture(llvm.get_process_triple())
     return [
         name
         for name, level in LEVELS.items()
-        if llvm.get_process_triple().startswith("x86_64-")
+        if level.architecture == architecture
         and all(features.get(feature) for feature in level.needs)
     ]
 
@@ -76,8 +97,8 @@ def machine(**options: Any) -> Any:
     """LLVM's description of the processor, for emitting code."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    name, features = processor()
-    kind = llvm.Target.from_triple(llvm.get_process_triple())
+    name, features, triple = processor()
+    kind = llvm.Target.from_triple(triple)
     return kind.create_target_machine(cpu=name, features=features, **options)
 
 
