@@ -166,11 +166,20 @@ def kernel_of(launch: Any) -> Hashable:
     return launch.kernel, launch.config, launch.warps, len(launch.arguments.axes)
 
 
+def elements_of(launch: Any) -> float:
+    """The elements of a thread: of a tile, or of a whole line or channel without its padding."""
+    config, sizes = launch.config, launch.arguments.sizes
+    positions = config.positions
+    if launch.kernel == "groups" and config.resident and sizes.parts == 1:
+        positions = sizes.positions // (config.sharing or 1) * sizes.sharing
+    return positions * config.channels / (32 * launch.warps)  # type: ignore[no-any-return]
+
+
 def row_of(plan: str, word: str, launch: Any, code: Code) -> Row:
     """The row of a launch."""
     each = fp64 = None
     if launch.kernel in OVER_TENSORS:
-        elements = launch.config.positions * launch.config.channels / (32 * launch.warps)
+        elements = elements_of(launch)
         each = round(len(code.loop) / elements, 2)
         fp64 = round(sum(bool(FP64.match(name)) for name in code.loop) / elements, 2)
     return Row(
