@@ -34,7 +34,7 @@ from normgrad.backends.triton import runtime  # noqa: E402
 REGISTERS = 65536
 #: Shared memory of a program, in bytes: what there is on the least of the chips.
 SHARED = 99 << 10
-#: The bytes that a thread may spill of lines, of lines that are read again, and of channels that are
+#: The bytes that a thread may spill of lines, of lines that are read again, and of channels in
 #: several tiles; most of them outside of the loop but of lines that are read again. On an H200 rows
 #: of 4096 bfloat16 elements took 27 µs with 16 bytes spilled, and 35 with half as many elements per
 #: thread and none. Compute capability 12.0 spills most.
