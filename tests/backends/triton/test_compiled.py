@@ -21,6 +21,7 @@ from support import FULL, sampled
 from triton_programs import CASES, H200, OVER_TENSORS, arguments, schedule_of, schedules
 
 from normgrad import TensorSpec
+from normgrad.backends.triton.config import COLUMNS, RESULT
 from normgrad.backends.triton.tiling import ITEMSIZES
 
 triton = pytest.importorskip("triton")
@@ -62,7 +63,7 @@ def tensors_of(launch: Any) -> tuple[list[Any], list[Any]]:
         read = [config.x]
     elif config.constant and launch.kernel == "write":
         read = [config.dy]
-    return read, [config.dx] if config.writes or launch.kernel == "write" else []
+    return read, [config.dx] if config.stores & RESULT else []
 
 
 def wrong_with(launch: Any, code: gpu_code.Code, most: int) -> list[str]:
@@ -89,7 +90,7 @@ def wrong_with(launch: Any, code: gpu_code.Code, most: int) -> list[str]:
         store, count = "STG.E" + width_of(tensor), each // tensor.vector
         if code.instructions.count(store) < count:
             wrong.append(f"fewer than {count} {store}")
-        elif count and not config.chain:  # else the first stores are of sums
+        elif count and not config.stores & COLUMNS:  # else the first stores are of sums
             first = code.instructions.index(store)
     for suffix in {width_of(tensor) for tensor in loads}:
         # What is read ahead goes to shared memory at once.
