@@ -21,8 +21,7 @@ pytestmark = [
 
 #: What LLVM calls them, with instructions that tell whether this machine can stand in for them.
 PROCESSORS = {
-    "generic": (),
-    "nehalem": ("sse4.2",),
+    "ivybridge": ("avx", "f16c"),
     "haswell": ("avx2", "f16c", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "znver4": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "avx512vbmi"),
@@ -44,6 +43,21 @@ def run(processor: str, folder: Path) -> list[str]:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
+
+
+def test_a_processor_that_cannot_convert_float16(tmp_path):
+    environment = {
+        **os.environ, "NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "",
+        cache.VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    script = "import numpy as np, normgrad as ng; x = np.ones((2, 3)); ng.batch_norm(x, training=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "normgrad.loading.KernelError: this processor (nehalem) cannot convert float16; allowed: "
+        "one with F16C, as all of x86-64 since 2012 have it (in QEMU: -cpu max)"
+    )
 
 
 @pytest.mark.full

@@ -7,14 +7,11 @@ always converted by integer arithmetic.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core.extending import models, register_model
-
-from .target import converts_halves
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -63,51 +60,6 @@ def size_of(element: ir.Type) -> int:
     return {F64: 8, I64: 8, F32: 4, I32: 4}.get(element, 2)
 
 
-def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """The bits of float16 as float32, bitwise as processors convert them: NaNs become quiet."""
-    single, word = shaped(value.type, F32), shaped(value.type, I32)
-    word_of = partial(constant, value.type, I32)
-    bits = builder.zext(value, word)
-    magnitude = builder.and_(bits, word_of(0x7FFF))
-    sign = builder.shl(builder.xor(bits, magnitude), word_of(16))
-    shifted = builder.shl(magnitude, word_of(13))
-    # The exponents' biases differ by 112, the exponents of infinity and NaN by 224.
-    finite = builder.add(shifted, word_of(112 << 23))
-    endless = builder.add(shifted, word_of(224 << 23))
-    quiet = builder.or_(endless, word_of(0x00400000))
-    # A number below float16's normal range is its bits times 2⁻²⁴.
-    tiny = builder.fmul(builder.uitofp(magnitude, single), constant(value.type, F32, 2.0**-24))
-    result = builder.bitcast(tiny, word)
-    for limit, larger in ((0x0400, finite), (0x7C00, endless), (0x7C01, quiet)):
-        at_least = builder.icmp_unsigned(">=", magnitude, word_of(limit))
-        result = builder.select(at_least, larger, result)
-    return builder.bitcast(builder.or_(sign, result), single)
-
-
-def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """float32 rounded to the bits of float16, to nearest even; NaNs become quiet."""
-    word, word_of = shaped(value.type, I32), partial(constant, value.type, I32)
-    bits = builder.bitcast(value, word)
-    magnitude = builder.and_(bits, word_of(0x7FFFFFFF))
-    sign = builder.lshr(builder.xor(bits, magnitude), word_of(16))
-    odd = builder.and_(builder.lshr(magnitude, word_of(13)), word_of(1))
-    rounded = builder.add(builder.add(magnitude, odd), word_of(0x0FFF - (112 << 23)))
-    normal = builder.lshr(rounded, word_of(13))
-    # Adding 0.5 rounds to float16's smallest subnormal, which is the last place of float32 there.
-    half = constant(value.type, F32, 0.5)
-    tiny = builder.bitcast(builder.fadd(builder.bitcast(magnitude, value.type), half), word)
-    tiny = builder.sub(tiny, word_of(0x3F000000))
-    payload = builder.and_(builder.lshr(magnitude, word_of(13)), word_of(0x03FF))
-    nan = builder.or_(payload, word_of(0x7E00))
-    result = tiny
-    for limit, larger in (
-        (0x38800000, normal), (0x477FF000, word_of(0x7C00)), (0x7F800001, nan)
-    ):  # fmt: skip
-        at_least = builder.icmp_unsigned(">=", magnitude, word_of(limit))
-        result = builder.select(at_least, larger, result)
-    return builder.trunc(builder.or_(sign, result), shaped(value.type, I16))
-
-
 def below_overflow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """float32 that float16 makes ±65504 of where it would round ±65520 to infinity.
 
@@ -129,8 +81,6 @@ def widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Val
         bits = builder.shl(builder.zext(value, shaped(kind, I32)), constant(kind, I32, 16))
         return builder.bitcast(bits, shaped(kind, F32))
     if storage == float16:
-        if not converts_halves():
-            return _half_to_single(builder, value)
         return builder.fpext(builder.bitcast(value, shaped(kind, F16)), shaped(kind, F32))
     return value
 
@@ -164,8 +114,6 @@ def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 def to_float16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """float32 that ``below_overflow`` has seen, rounded to the bits of float16, to nearest even."""
-    if not converts_halves():
-        return _single_to_half(builder, value)
     kind = value.type
     return builder.bitcast(builder.fptrunc(value, shaped(kind, F16)), shaped(kind, I16))
 

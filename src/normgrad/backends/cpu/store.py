@@ -218,6 +218,11 @@ def _compiled_here(unit: str) -> bytes:
 
 def _compile(units: Sequence[str]) -> dict[str, bytes]:
     """Compile units and keep them; after some seconds say why the caller is waiting."""
+    if not target.converts_halves():
+        raise KernelError(
+            f"this processor ({target.processor().name}) cannot convert float16; allowed: one with "
+            "F16C, as all of x86-64 since 2012 have it (in QEMU: -cpu max)"
+        )
     start, objects = time.monotonic(), dict[str, bytes]()
 
     def tick() -> None:

@@ -109,7 +109,7 @@ def _code_has(text: str, source: str) -> bool:
 
 @cache
 def converts_halves() -> bool:
-    """Whether it can convert float16.
+    """Whether it can convert float16, as every x86-64 processor since 2012 can (F16C).
 
     If not, LLVM calls functions of a compiler's runtime library. A process need not have it, and
     LLVM ends a process without it.
