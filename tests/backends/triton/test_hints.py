@@ -247,6 +247,8 @@ def problem(numbers: random.Random) -> tuple[str, dict[str, Any]]:
     vector = TensorSpec((channels,), "float32")
     groups = numbers.choice([g for g in range(1, channels + 1) if channels % g == 0])
     of_group = TensorSpec((shape[0], groups), "float32")
+    row = numbers.randrange(1, len(shape))
+    of_row = TensorSpec((*shape[:-row], *[1] * row), "float32")
     statistics = {"save_mean": vector, "save_invstd": vector}
     if numbers.random() < 0.3:
         statistics = {}
@@ -258,6 +260,9 @@ def problem(numbers: random.Random) -> tuple[str, dict[str, Any]]:
         ("batch_norm_backward_reduce", {"grad_out": dy, "mean": vector, "invstd": vector}),
         ("batch_norm", {"training": True}),
         ("group_norm", {"num_groups": groups}),
+        ("layer_norm", {"normalized_shape": shape[-row:]}),
+        ("layer_norm_backward",
+         {"grad_out": dy, "mean": of_row, "rstd": of_row, "normalized_shape": shape[-row:]}),
     ])  # fmt: skip
     if name == "batch_norm_backward_reduce":
         return name, {**given, "input": x}

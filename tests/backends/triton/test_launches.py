@@ -15,6 +15,7 @@ import fake_cuda
 import pytest
 from triton_programs import arguments, calls_of_ranks, schedule_of
 
+from normgrad import testing
 from normgrad.testing import FORWARD, GRADIENTS
 
 triton = pytest.importorskip("triton")
@@ -258,6 +259,23 @@ def test_kernels_that_need_more_than_a_launch_provides():
         text = f"{re.escape(str(declared))}}}; allowed: .*{{'64': {count}}}}}$"
         with pytest.raises(KernelError, match=text):
             cuda_driver.row(made, kernel(made, replace=replace), 7)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", [*GRADIENTS, *FORWARD])
+def test_a_launch_has_room_for_the_arguments_of_most_axes(kind):
+    """No two axes of the tensors make one, nor of the vectors of rows with one to all axes."""
+    shape = (2,) * 8
+    for row_axes in range(1, len(shape) + 1):
+        case = testing.Case(
+            testing.Topic.VALUES, kind, shape, layout="sliced", vectors="sliced", row_axes=row_axes
+        )
+        call = case.call()
+        for launch in schedule_of(call.name, **call.tensors, **call.options).launches:
+            words = cuda_driver.row(launch, kernel(launch), 7)
+            values = [*flat(launch.arguments), 0, 0]
+            assert words[cuda_driver.COUNT] == len(values)
+            assert words[cuda_driver.PARAMETERS :][: len(values)].tolist() == values
 
 
 def test_a_device_has_one_launcher(in_process):

@@ -96,6 +96,19 @@ def test_groups_of_any_size(passes, groups):
             run(case)
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("positions", "launches"),
+    [(300, "sums write+sums"), (20, "sums combine+parts write+sums")],
+)
+def test_groups_of_one_channel_in_parts(positions, launches):
+    """Their sums are weighted by the program that writes, or by one before it."""
+    case = make("group_norm", (1, 2, positions), dtype="bfloat16", num_groups=2)
+    with on_device(PASSES["two passes"]):
+        assert f" {launches} combine+parameters" in plan_of(case).path
+        check_twice(case, "two passes")
+
+
 @pytest.mark.parametrize("where", ["grad_out", "input"])
 @pytest.mark.parametrize("passes", PASSES)
 def test_in_place(passes, where):

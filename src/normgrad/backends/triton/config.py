@@ -53,8 +53,8 @@ class Config(NamedTuple):
         rest: whether the mean may have a rounding error in the arithmetic's type: a mean that is
             computed, or a float64 one that is given beside float32 arithmetic.
         stores: what the kernel stores: the union of RESULT and so on, below.
-        from_sums: whether ``write`` computes coefficients from the sums in the workspace, rather
-            than from given statistics.
+        from_sums: the sums in the workspace from which ``write`` computes coefficients, SUMS of
+            parts or TOTALS; 0 where it has given statistics.
         parameters: the number of parameters for which a program adds up these terms of all lines.
         shared: whether the lines of all sets have the same parameters, as in layer norm.
         adjoining: whether the parameters of a line's positions are adjacent in memory.
@@ -92,7 +92,7 @@ class Config(NamedTuple):
     invstd: int = 1
     rest: bool = False
     stores: int = 0
-    from_sums: bool = False
+    from_sums: int = 0
     parameters: int = 0
     shared: bool = False
     adjoining: bool = False

@@ -102,6 +102,8 @@ def write(a, C: tl.constexpr):
     at, first, part, start, end = task_of(task, a, C)
     if C.from_sums:
         sums = sums_of_parts(a, channels.firsts_of_groups(a, at), C)
+        if C.from_sums == SUMS and C.sharing == 0:
+            sums = channels.weigh(a, at, sums, C)
         c = channels.finish(a, at, channels.about_sums(a, at, C), sums, part, C)
     else:
         c = channels.from_arguments(a, at, C)

@@ -16,6 +16,7 @@ from .config import (
     OUTPUTS,
     PILOT,
     RESULT,
+    SUMS,
     TOTALS,
     Arguments,
     Config,
@@ -86,7 +87,7 @@ class Launch:
         elif self.kernel == "groups":
             words += ["lines"] * (config.sharing > 0) + ["twice"] * (not config.resident)
         elif self.kernel == "write":
-            words += ["sums"] * config.from_sums
+            words += ["sums"] * (config.from_sums > 0)
         return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
@@ -186,7 +187,7 @@ class Builder:
         Each program adds up the sums of its channels anew. Those of many parts, and of a group's
         channels, are added up by a launch of their own.
         """
-        problem, summed, before = self.problem, parts, self.work
+        problem, source, summed, before = self.problem, SUMS, parts, self.work
         if isinstance(problem, Lines):  # programs write several pieces each
             each = ceil_div(parts, ceil_div(WARPS // tile.warps, tiles_of(problem, tile)))
             parts, part = ceil_div(parts, each), each * part
@@ -198,10 +199,10 @@ class Builder:
             self.reserve("totals", 16 * problem.sets.size * problem.channel.size)
             self.combine_parts(parts, TOTALS)
             before = self.work
-            self.work, summed = before._replace(sums=before.totals), 1
+            self.work, source, summed = before._replace(sums=before.totals), TOTALS, 1
         sizes = self._sizes(tile, parts, part)._replace(summed=summed)
         stores = RESULT | OUTPUTS * outputs
-        config = {"from_sums": True, "rows": _rows(summed, tile.channels), "stores": stores}
+        config = {"from_sums": source, "rows": _rows(summed, tile.channels), "stores": stores}
         programs = tiles_of(problem, tile) * parts
         self._launch("write", programs, tile, sizes, self.layout, **config)
         self.work = before

@@ -163,6 +163,9 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         _find_statistics(builder, cut)
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
+    # A program has one line, whose neighbours in a tile would not be there.
+    reads_twice = not columns and not builder.wide and cut.tile.step == 1
+    reads_twice = reads_twice and tiles_of(lines, cut.tile) >= PROCESSORS
     passes = ""
     shared: dict[str, Any] = {"stages": cut.stages}
     stores = RESULT | OUTPUTS * forward if writes else 0
@@ -177,7 +180,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         passes = "one pass"
         shared["again"] = cut.again
         builder.groups(cut.tile, cut.each, stores=stores, **shared)
-    elif writes and not columns and not builder.wide and tiles_of(lines, cut.tile) >= PROCESSORS:
+    elif writes and reads_twice:
         passes = "two passes"
         builder.groups(cut.tile, resident=False, stores=stores)
     elif writes:
