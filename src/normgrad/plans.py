@@ -33,8 +33,11 @@ _Scratch = tuple[int, Any, tuple[layout.Region, Any] | None]
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
-#: The bytes of a workspace up to which a plan on the CPU keeps it for its next run.
-SPARE_BYTES = 4096
+#: The bytes of workspaces that runs on the CPU leave to the next, of this plan or of another. Pages
+#: that are never written take no memory.
+SPARE_BYTES = 2 << 20
+#: The largest alignment of a backend.
+_ALIGNMENT = 256
 #: The module of functions that autograd records, and those that have an operator's name.
 _RECORDING = "normgrad.torch.functional"
 _RECORDED = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
@@ -100,8 +103,6 @@ class Plan:
         self._computes = backend.computes(schedule)
         self.workspace_size = schedule.workspace_size
         self.runner: Any = None
-        #: Workspaces that no run has at the moment: to make one takes a tenth of a small call.
-        self._spare: list[_Scratch] = []
         #: What runs the plan in C++ on tensors like those of an earlier run; None if nothing does.
         self._in_cpp: Callable[[tuple[Any, ...]], Any] | None = None
         #: The signatures of earlier runs, whose tensors fitted the plan.
@@ -111,11 +112,6 @@ class Plan:
         self._present = present
         self._titles = names
         self._unread = problem.input_is_grad_out
-
-    @cached_property
-    def _leaves_spare(self) -> bool:
-        """Whether a run leaves a new workspace to the next."""
-        return self.workspace_size <= SPARE_BYTES and not self._on_gpu
 
     @cached_property
     def inputs(self) -> tuple[Place | None, ...]:
@@ -303,11 +299,12 @@ class Plan:
 
     def run_checked(self, call: Arguments | Snapshot, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
-        scratch_memory = self._scratch(workspace)
+        takes_spare = workspace is None and self._takes_spare
+        scratch_memory = self._spare_memory() if takes_spare else self._scratch(workspace)
         results, addresses, is_callers = self.memory_of(call, scratch_memory)
         self._compute(addresses)
-        if self._leaves_spare and scratch_memory[2] is None:
-            self._spare.append(scratch_memory)
+        if takes_spare:
+            _spare.append(scratch_memory)
         if True in is_callers:
             frameworks.count_writes(compress(call.tensors[len(self.input_names) :], is_callers))
         return self.result_of(call, results, is_callers)
@@ -424,18 +421,27 @@ class Plan:
         self._makers[framework] = makers
         return makers
 
+    @cached_property
+    def _takes_spare(self) -> bool:
+        """Whether a run without a workspace takes a spare one."""
+        return not self._on_gpu and 0 < self.workspace_size <= SPARE_BYTES
+
+    @staticmethod
+    def _spare_memory() -> _Scratch:
+        """A workspace that no run has at the moment."""
+        try:
+            return _spare.pop()
+        except IndexError:
+            return *scratch(SPARE_BYTES + _ALIGNMENT, _ALIGNMENT, None, devices.CPU), None
+
     def _scratch(self, workspace: Any) -> _Scratch:
-        """The caller's workspace, or one that no run has, or a new one."""
+        """The caller's workspace, or a new one."""
         size, alignment = self.workspace_size, self._backend.alignment
-        if workspace is None:
-            try:
-                return self._spare.pop()
-            except IndexError:
-                allocated = scratch(size, alignment, None, self.device) if size else (0, None)
-                return *allocated, None
         if not size:
             return 0, None, None
         start, owner = scratch(size, alignment, workspace, self.device)
+        if workspace is None:
+            return start, owner, None
         return start, owner, (layout.Region(start, (usable_size(size, alignment),), (1,), 1), owner)
 
 
@@ -485,6 +491,8 @@ class Bound:
         return self._result
 
 
+#: Spare workspaces: to make one takes a tenth of a small call.
+_spare: list[_Scratch] = []
 _plans: dict[Hashable, Plan] = {}
 #: The plans of calls that need no more checks than those of their memory, by (operator, the options
 #: and their types, the tensors' signature).

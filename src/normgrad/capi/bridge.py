@@ -19,7 +19,6 @@ from .. import infiniop
 from ..aclnn import aclBoolArray, aclCreateTensor, devices, phases, products
 from ..aclnn.tensors import NUMPY, Status, aclDataType, aclTensor
 from ..aclnn.translations import BY_NAME
-from ..backends.cpu.block import STACK_GETTER
 from ..dialects import DialectError
 from ..infiniop import infiniStatus_t
 from ..loading import LOADING, leave_interrupts
@@ -353,9 +352,6 @@ def _write_plan(
     tail: list[int] = []
     if plan is not None and schedule is not None:
         block, steps, step_count, driver, parallel, _ = schedule
-        block = list(block)
-        if block:
-            block[STACK_GETTER] = 0  # C looks at stacks itself
         alignment, is_native = plan.alignment, 1
         team = plan.team() if parallel else team
         counts = step_count, len(block), len(steps)

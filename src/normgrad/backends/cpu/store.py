@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,6 @@ from ... import cache as folders
 from ... import memory, notices
 from ...loading import KernelError, compiling, exclusive, loading
 from ...machine import this_machine
-from ...stacks import with_room
 from . import target
 from .units import symbol
 
@@ -260,7 +259,7 @@ def addresses(units: Iterable[str]) -> dict[str, int]:
     """
     units = list(dict.fromkeys(units))
     if not all(unit in _loaded for unit in units):
-        with_room(partial(_provide, units))
+        _provide(units)
     return {unit: _loaded[unit] for unit in units}
 
 
