@@ -7,6 +7,7 @@ since a caller that has a tensor has loaded it.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import weakref
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import devices, dlpack, dtypes, layout, memory, pages, torch_build
+from . import devices, dlpack, dtypes, layout, memory, torch_build
 from .dtypes import DType
 from .tensor import KINDS, OpenTensor, TensorSpec
 from .unusable import describe
@@ -61,8 +62,8 @@ class Framework(ABC):
 
     Attributes:
         name: the kind of its tensors, in messages.
-        is_known: whether normgrad knows the tensors' class: they describe only memory that can be
-            read, and new ones are made faster from one with the same spec.
+        is_known: whether normgrad knows the tensors' class: new ones are made faster from one with
+            the same spec.
     """
 
     name: str
@@ -235,6 +236,19 @@ class NumPy(Framework):
         return Snapshot(self, values, addresses, tuple(signature))
 
 
+#: PyTorch results of at least this size ask for huge pages, as NumPy's arrays do. With them, batch
+#: norm's gradients in new memory of 50 to 196 MiB took 0.42 to 0.47 of the time.
+_HUGE = 4 << 20
+
+
+def _prefer_huge(address: int, size: int) -> None:
+    """Ask Linux for huge pages behind memory that was not written yet."""
+    if sys.platform.startswith("linux"):
+        start, end = -(-address // mmap.PAGESIZE), (address + size) // mmap.PAGESIZE
+        place, length = ctypes.c_void_p(start * mmap.PAGESIZE), (end - start) * mmap.PAGESIZE
+        ctypes.CDLL(None).madvise(place, ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+
+
 class Torch(Framework):
     """torch.Tensor. Data are read and written through their address, so autograd records nothing.
 
@@ -323,13 +337,13 @@ class Torch(Framework):
         dtype = self._to_torch[spec.dtype]
         new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         self._check_type(new)
-        if spec.nbytes >= pages.HUGE:
-            pages.prefer_huge(new.data_ptr(), spec.nbytes)
+        if spec.nbytes >= _HUGE:
+            _prefer_huge(new.data_ptr(), spec.nbytes)
         return new
 
     def maker(self, spec: TensorSpec, device: str, alike: bool) -> Callable[[Any], Any]:
         # PyTorch reads a tensor 1 µs faster than a shape, strides, a dtype and a device.
-        if alike and device == devices.CPU and spec.nbytes < pages.HUGE and not _has_gaps(spec):
+        if alike and device == devices.CPU and spec.nbytes < _HUGE and not _has_gaps(spec):
             empty_like, tensor_type = self._torch.empty_like, self._torch.Tensor
 
             def make(like: Any) -> Any:

@@ -28,8 +28,8 @@ from .workspaces import scratch
 #: What makes a new result: its index, its place, a function, and the index of the input that the
 #: function takes, or None for any.
 _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
-#: A workspace's address and owner; and its used part, with the owner, if it is given.
-_Scratch = tuple[int, Any, tuple[layout.Region, Any] | None]
+#: A workspace's address and owner; and its used part, if it is given.
+_Scratch = tuple[int, Any, layout.Region | None]
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
@@ -442,7 +442,7 @@ class Plan:
         start, owner = scratch(size, alignment, workspace, self.device)
         if workspace is None:
             return start, owner, None
-        return start, owner, (layout.Region(start, (usable_size(size, alignment),), (1,), 1), owner)
+        return start, owner, layout.Region(start, (usable_size(size, alignment),), (1,), 1)
 
 
 class Bound:
