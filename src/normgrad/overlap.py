@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from . import layout
 from .arguments import Arguments
-from .frameworks import Snapshot
 from .tensor import TensorSpec
 from .unusable import describe
 
@@ -71,7 +70,7 @@ Places = Sequence[Place | None]
 
 
 def check(
-    call: Arguments | Snapshot,
+    call: Arguments,
     inputs: Places,
     outputs: Places,
     workspace: layout.Region | None,
