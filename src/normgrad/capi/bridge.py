@@ -21,7 +21,7 @@ from ..aclnn.tensors import NUMPY, Status, aclDataType, aclTensor
 from ..aclnn.translations import BY_NAME
 from ..dialects import DialectError
 from ..infiniop import infiniStatus_t
-from ..loading import LOADING, leave_interrupts
+from ..loading import LOADING
 from ..plans import Plan
 from ..unusable import Unusable
 from ..workspaces import Memory
@@ -131,7 +131,6 @@ def fill(address: int, its_digest: str, embedded: bool) -> None:
     if embedded:
         if os.environ.get("NORMGRAD_CAPI_REPORT"):  # a line on compiling is no finding
             os.environ["NORMGRAD_QUIET"] = "1"
-        leave_interrupts()
         table.before_fork, table.after_fork = _Hook(LOADING.acquire), _Hook(LOADING.release)
     _kept.append(table)  # with its functions
 
