@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-import mapped_pages
 import pytest
 from support import FULL, INTERPRETED, sampled
 
@@ -36,8 +35,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 #: them changed. They are marked ``internals``; the others are about what users see.
 INTERNALS = {
     "backends", "test_devices.py", "test_frameworks.py", "test_layout.py", "test_memory.py",
-    "test_pages.py", "test_plans.py", "test_repeated_calls.py", "test_threads.py",
-    "test_waiting.py",
+    "test_plans.py", "test_repeated_calls.py", "test_threads.py", "test_waiting.py",
 }  # fmt: skip
 
 #: The most cases of a test that run, if its cases differ only in numbers. An interpreter takes far
@@ -53,13 +51,6 @@ if INTERPRETED:
     # The interpreter's overflow checks take half of its time.
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-
-
-@pytest.fixture
-def mapped():
-    """A function that maps memory, anonymous or from a file, which is unmapped after the test."""
-    with mapped_pages.mapping() as make:
-        yield make
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -62,7 +62,6 @@ class Seen:
 
     launches: list[tuple[int | None, list[int]]] = field(default_factory=list)
     scratch: list[tuple[str, int]] = field(default_factory=list)
-    probed: list[tuple[int, int]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     checked: list[tuple[int, Device]] = field(default_factory=list)
     settles: bool = True
@@ -109,13 +108,6 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     if "torch" in sys.modules:
         monkeypatch.setattr(sys.modules["torch"].cuda, "device_count", lambda: GPUS)
 
-    probe = frameworks.pages.unwritable
-
-    def unwritable(first: int, end: int) -> str | None:
-        seen.probed.append((first, end))
-        return probe(first, end)
-
-    monkeypatch.setattr(frameworks.pages, "unwritable", unwritable)
     return seen
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import mmap
-import sys
 
-import mapped_pages
 import numpy as np
 import pytest
 
 import normgrad as ng
-from normgrad import frameworks, memory, pages, plans
+from normgrad import frameworks, plans
 from normgrad.operators.by_name import PLANNED
 from normgrad.testing import FORWARD
 
@@ -62,7 +60,7 @@ def known(monkeypatch):
     inner = plans.Plan.run_checked
 
     def watched(plan, call, *arguments):
-        said.append(isinstance(call, frameworks.Snapshot))
+        said.append(call.open_tensors is None)
         return inner(plan, call, *arguments)
 
     monkeypatch.setattr(plans.Plan, "run_checked", watched)
@@ -230,60 +228,6 @@ def test_a_workspace_of_objects_is_refused_in_every_call():
         plan.run(x, x, workspace=scratch)
         with pytest.raises(TypeError, match=f"^{message}$"):
             plan.run(x, x, workspace=scratch.astype(object))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="this system says nothing of pages")
-@pytest.mark.parametrize("what", ["another tensor", "the same one elsewhere", "another workspace"])
-def test_memory_that_is_new_to_a_plan_is_probed(mapped, what):
-    """A tensor that was written to is not probed again; its address alone says nothing."""
-    start = mapped(2 * PAGE)
-    x = torch.ones(PAGE // 8, 2)
-    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=False)
-
-    def tensor_at(address, dtype):
-        count = PAGE // dtype().itemsize
-        return torch.from_numpy(memory.array_at(address, (count,), (1,), np.dtype(dtype), None))
-
-    def run():
-        plan.run(x, x, out=(out, None, None), workspace=scratch)
-
-    out, scratch, wrong = torch.empty_like(x), None, r"out\[0\] \(grad_input\)"
-    if what == "another workspace":
-        scratch, wrong = tensor_at(start, np.uint8), "workspace"
-        assert 0 < plan.workspace_size <= PAGE
-    else:
-        out = tensor_at(start, np.float32).view(x.shape)
-    for _ in range(3):
-        run()
-    if what == "the same one elsewhere":
-        mapped_pages.protect(start + PAGE, PAGE, mmap.PROT_READ)
-        out.data = tensor_at(start + PAGE, np.float32).view(x.shape)
-    else:
-        mapped_pages.protect(start, PAGE, mmap.PROT_READ)
-        if scratch is None:
-            del out
-            out = tensor_at(start, np.float32).view(x.shape)
-        else:
-            scratch = tensor_at(start, np.uint8)
-    with pytest.raises(ValueError, match=rf"^{wrong}: read-only memory at 0x\w+; "):
-        run()
-
-
-def test_memory_that_layers_of_one_shape_write_by_turns_is_probed_once(monkeypatch):
-    x, probed, inner = torch.ones(3, 4, 5), [], pages.unwritable
-
-    def unwritable(first, end):
-        probed.append((first, end))
-        return inner(first, end)
-
-    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=False)
-    plan.run(x, x, out=(torch.empty_like(x), None, None))
-    monkeypatch.setattr(pages, "unwritable", unwritable)
-    outs = [torch.empty_like(x) for _ in range(64)]
-    for _ in range(3):
-        for out in outs:
-            plan.run(x, x, out=(out, None, None))
-    assert probed == [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outs]
 
 
 def test_results_that_share_memory():

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import devices, frameworks
 from .contract import Operator, Output, Parameter
+from .frameworks import Framework
 from .tensor import OpenTensor, TensorSpec, naming
 from .unusable import describe
 
@@ -40,28 +41,53 @@ def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
 class Arguments:
     """The tensors of one call: the inputs, and then the entries of ``out``; None where absent.
 
+    If they are plain and their signature is that of an earlier call, only their memory remains to
+    be checked. Otherwise :meth:`open` checks everything.
+
     Attributes:
+        signature: what can be seen of plain tensors at a glance, on which a plan depends; None if
+            there is another among them.
         values: the tensors as the caller passed them.
         framework: the framework of all tensors.
         like: one of the caller's tensors; new results are of its type and on its device.
         first, device: the name of the tensor that decides the device, and that device.
-        open_tensors: the tensors, opened.
+        open_tensors: the tensors, opened; None until then.
         tensors: the same tensors as the framework's plain ones.
-        is_direct: whether these are the caller's own.
+        is_direct: whether these are the caller's own, and plain.
         specs: the specs of the opened tensors, by the names of the operator's inputs and outputs.
-        key: the signature, which is all that a plan depends on.
+        key: these and the device, on which a plan depends.
         addresses: the address of each tensor; 0 where absent.
+        rooms: see :class:`.frameworks.Seen`.
     """
 
-    def __init__(
-        self,
-        operator: Operator,
-        outputs: Sequence[Output],
-        tensors: tuple[Any, ...],
-        out: Any,
-    ) -> None:
-        """Check and open every tensor; ``out`` is an :func:`out_tuple`."""
-        self.values = (*tensors, *out_entries(outputs, out))
+    framework: Framework
+    addresses: Sequence[int]
+    open_tensors: Sequence[OpenTensor | None] | None = None
+    signature: tuple[Any, ...] | None = None
+
+    def __init__(self, tensors: tuple[Any, ...], out: Any) -> None:
+        """Look at the tensors; ``out`` is an :func:`out_tuple`."""
+        self._inputs, self._out = tensors, out
+        self.like = tensors[0]
+        framework = frameworks.of_plain(self.like)
+        if framework is None or type(out) is not tuple:
+            return
+        self.framework = framework
+        self.values = self.tensors = (*tensors, *out)
+        seen = framework.look(self.values, len(tensors))
+        if seen is not None:
+            self.signature, self.addresses, self.rooms, self._owners = seen
+
+    @classmethod
+    def at(cls, addresses: Sequence[int], owners: Sequence[Any]) -> Arguments:
+        """Tensors at addresses of the CPU's memory, which ``owners`` keep alive."""
+        arguments = cls.__new__(cls)
+        arguments.addresses, arguments.tensors = addresses, tuple(owners)
+        return arguments
+
+    def open(self, operator: Operator, outputs: Sequence[Output]) -> None:
+        """Check and open every tensor."""
+        self.values = (*self._inputs, *out_entries(outputs, self._out))
         inputs = operator.names
         titles = (operator.out_name(index, output) for index, output in enumerate(outputs))
         names = (*inputs, *titles)
@@ -70,7 +96,7 @@ class Arguments:
         present = zip(inputs, self.values, strict=False)
         first = next((pair for pair in present if pair[1] is not None), (names[0], None))
         self.first: str = first[0]
-        self.like: Any = first[1]
+        self.like = first[1]
         if self.like is None:
             raise TypeError(f"{self.first}: None; allowed: a tensor")
         self.framework = frameworks.of(*first)
@@ -80,8 +106,9 @@ class Arguments:
             None if value is None else self._open(name, value, writing=index >= len(inputs))
             for index, (name, value) in enumerate(zip(names, self.values, strict=True))
         ]
-        self.tensors = [None if each is None else each.tensor for each in self.open_tensors]
-        self.is_direct = all(map(operators.is_, self.values, self.tensors))
+        self.tensors = tuple([each and each.tensor for each in self.open_tensors])
+        is_own = all(map(operators.is_, self.values, self.tensors))
+        self.is_direct = is_own and self.signature is not None
         self.addresses = [
             0 if each is None else each.address_for(name)
             for name, each in zip(names, self.open_tensors, strict=True)

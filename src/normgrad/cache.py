@@ -159,6 +159,7 @@ def _files() -> Iterator[Path]:
     yield from (folder() / GPU).glob("*.txt")
     for part in (GPU, TORCH):
         yield from (folder() / part).glob("*.lock")
+        yield from (folder() / part).glob(".normgrad-*")  # of processes that were killed
 
 
 def size() -> int:

@@ -1,15 +1,12 @@
-"""Imports and compilations: the lock that forks and interrupts must not cut short, and errors."""
+"""Imports and compilations: the lock that forks must not cut short, and errors."""
 
 from __future__ import annotations
 
-import gc
 import logging  # noqa: F401 - see where the hooks are registered
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from . import memory
 
@@ -61,20 +58,12 @@ os.register_at_fork(
 )
 
 
-_interrupts_are_ours = True
-
-
-def leave_interrupts() -> None:
-    """From now on leave interrupts to the program that embeds Python."""
-    global _interrupts_are_ours
-    _interrupts_are_ours = False
-
-
 @contextmanager
-def exclusive() -> Iterator[None]:
-    """A context for one thread at a time, during which forks wait.
+def loading() -> Iterator[None]:
+    """A context, for one thread at a time, in which modules are imported or kernels loaded.
 
-    It raises a RuntimeError if this process was forked while another thread was in one.
+    Forks wait for its end. It raises a RuntimeError if this process was forked while another thread
+    was in one.
     """
     if _lock_is_lost:
         raise RuntimeError(
@@ -86,60 +75,11 @@ def exclusive() -> Iterator[None]:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """A context, as :func:`exclusive`, in which modules are imported or kernels compiled.
-
-    An interrupt that comes in the context is raised at its end.
-    """
-    with exclusive(), _interrupts_held():
-        yield
-
-
-@contextmanager
 def compiling() -> Iterator[None]:
     """A context, as :func:`loading`, in which kernels are compiled in this process, or loaded.
 
-    It raises a MemoryError if there is too little memory. Python's garbage collector, which takes a
-    ninth of a compilation, pauses.
+    It raises a MemoryError if there is too little memory.
     """
     memory.need("compiling kernels", ROOM)
     with loading():
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_enabled:
-                gc.enable()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A context that delays an interrupt until its end.
-
-    An interrupt in the middle would leave a module or the compiler incomplete. In a callback from
-    LLVM to Python the interrupt would be lost, with a message.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    # Only the main thread can set handlers, and they run in it.
-    in_main = threading.current_thread() is threading.main_thread()
-    if not (_interrupts_are_ours and in_main and callable(before)):
         yield
-        return
-    interrupts: list[Any] = []
-
-    def hold(number: int, frame: Any) -> None:
-        interrupts.append((number, frame))
-
-    try:
-        signal.signal(signal.SIGINT, hold)
-    except ValueError:  # a subinterpreter's main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is hold:  # unless another handler was set in the context
-            signal.signal(signal.SIGINT, before)
-        if interrupts:
-            before(*interrupts[0])

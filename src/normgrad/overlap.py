@@ -7,13 +7,10 @@ another argument, except that some may have exactly the memory of an input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
-from . import layout, pages
+from . import layout
 from .arguments import Arguments
-from .frameworks import Snapshot
 from .tensor import TensorSpec
 from .unusable import describe
 
@@ -73,17 +70,16 @@ Places = Sequence[Place | None]
 
 
 def check(
-    call: Arguments | Snapshot,
+    call: Arguments,
     inputs: Places,
     outputs: Places,
-    workspace: tuple[layout.Region, Any] | None,
+    workspace: layout.Region | None,
     on_gpu: bool,
 ) -> None:
     """Check the memory of a call's tensors, and of a workspace that the caller provided.
 
-    ``workspace`` is the part of its memory that is used, as bytes, and its owner.
+    ``workspace`` is the part of its memory that is used, as bytes.
     """
-    probes_inputs = not (call.framework.is_known or on_gpu)
     tensors, addresses = call.tensors, call.addresses
     # The first byte of each tensor, one past its last, its place and its address.
     spans: list[tuple[int, int, Place, int]] = []
@@ -92,12 +88,7 @@ def check(
             continue
         if on_gpu or not address:
             place.check_address(value, address, on_gpu)
-        low, high = address + place.low, address + place.high
-        if probes_inputs:
-            reason = pages.unreadable(low, high)
-            if reason is not None:
-                raise ValueError(f"{place.name}: {reason}")
-        spans.append((low, high, place, address))
+        spans.append((address + place.low, address + place.high, place, address))
     open_tensors = call.open_tensors or ()
     # The original memory of inputs that were copied to be read: writing to it would change them.
     originals = [
@@ -118,15 +109,9 @@ def check(
         if on_gpu or not address:
             place.check_address(value, address, on_gpu)
         each = open_tensors[index] if open_tensors else None
-        if each is not None:
-            if each.read_only is not None:
-                raise ValueError(f"{place.name}: {each.read_only}")
-            value = None  # its memory may be another's after this call
-        # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that the
-        # framework did not allocate.
+        if each is not None and each.read_only is not None:
+            raise ValueError(f"{place.name}: {each.read_only}")
         low, high = address + place.low, address + place.high
-        if not on_gpu:
-            _check_writable(place.name, value, low, high)
         for first, end, other, elsewhere in spans:
             if first < high and low < end and place.overlaps(address, other, elsewhere):
                 raise _shares(place.name, other.name, place.in_place)
@@ -134,32 +119,12 @@ def check(
             check_original(place.name, place.spec.region(address))
         spans.append((low, high, place, address))
     if workspace is not None:
-        region, owner = workspace
-        low, high = region.address, region.address + region.shape[0]
-        if not on_gpu:
-            _check_writable("workspace", None if open_tensors else owner, low, high)
+        low, high = workspace.address, workspace.address + workspace.shape[0]
         for first, end, other, elsewhere in spans:
             is_near = first < high and low < end
-            if is_near and layout.overlap(region, other.spec.region(elsewhere)):
+            if is_near and layout.overlap(workspace, other.spec.region(elsewhere)):
                 raise _shares("workspace", other.name)
-        check_original("workspace", region)
-
-
-#: Tensors and workspaces that can be written, by their identities and bounds, for as long as
-#: they live. To ask the system takes a microsecond, and 30 ns for each page.
-_writable: WeakValueDictionary[tuple[int, int, int], Any] = WeakValueDictionary()
-
-
-def _check_writable(name: str, owner: Any, first: int, end: int) -> None:
-    """Raise a ValueError if bytes cannot be written; asked once of an owner whose bytes can be."""
-    key = id(owner), first, end
-    if owner is not None and _writable.get(key) is owner:
-        return
-    reason = pages.unwritable(first, end)
-    if reason is not None:
-        raise ValueError(f"{name}: {reason}")
-    with suppress(TypeError):  # not every object can be referred to weakly
-        _writable[key] = owner
+        check_original("workspace", workspace)
 
 
 def _shares(name: str, other: str, in_place: Sequence[str] = ()) -> ValueError:

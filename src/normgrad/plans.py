@@ -18,7 +18,7 @@ from . import contract, devices, frameworks, layout, memory, views
 from .arguments import Arguments, out_tuple
 from .backends import NativeSchedule, choice
 from .contract import Operator, Specs
-from .frameworks import COUNTED, Framework, Snapshot
+from .frameworks import COUNTED, Framework
 from .options import Options
 from .overlap import Place, check, usable_size
 from .problem import DATA, OTHERS, PLACES, WORKSPACE, Role
@@ -28,13 +28,16 @@ from .workspaces import scratch
 #: What makes a new result: its index, its place, a function, and the index of the input that the
 #: function takes, or None for any.
 _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
-#: A workspace's address and owner; and its used part, with the owner, if it is given.
-_Scratch = tuple[int, Any, tuple[layout.Region, Any] | None]
+#: A workspace's address and owner; and its used part, if it is given.
+_Scratch = tuple[int, Any, layout.Region | None]
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
-#: The bytes of a workspace up to which a plan on the CPU keeps it for its next run.
-SPARE_BYTES = 4096
+#: The bytes of workspaces that runs on the CPU leave to the next, of this plan or of another. Pages
+#: that are never written take no memory.
+SPARE_BYTES = 2 << 20
+#: The largest alignment of a backend.
+_ALIGNMENT = 256
 #: The module of functions that autograd records, and those that have an operator's name.
 _RECORDING = "normgrad.torch.functional"
 _RECORDED = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
@@ -100,8 +103,6 @@ class Plan:
         self._computes = backend.computes(schedule)
         self.workspace_size = schedule.workspace_size
         self.runner: Any = None
-        #: Workspaces that no run has at the moment: to make one takes a tenth of a small call.
-        self._spare: list[_Scratch] = []
         #: What runs the plan in C++ on tensors like those of an earlier run; None if nothing does.
         self._in_cpp: Callable[[tuple[Any, ...]], Any] | None = None
         #: The signatures of earlier runs, whose tensors fitted the plan.
@@ -111,11 +112,6 @@ class Plan:
         self._present = present
         self._titles = names
         self._unread = problem.input_is_grad_out
-
-    @cached_property
-    def _leaves_spare(self) -> bool:
-        """Whether a run leaves a new workspace to the next."""
-        return self.workspace_size <= SPARE_BYTES and not self._on_gpu
 
     @cached_property
     def inputs(self) -> tuple[Place | None, ...]:
@@ -196,19 +192,13 @@ class Plan:
             results = self._in_cpp(tensors)
             if results is not NotImplemented:
                 return self._operator.result(results)
-        outputs = out_tuple(self._operator, out)
-        snapshot = frameworks.snapshot(tensors, outputs)
-        if (
-            snapshot is not None
-            and snapshot.signature in self._signatures
-            and self._holds(snapshot)
-        ):
-            return self.run_checked(snapshot, workspace)
-        arguments = Arguments(self._operator, self._results, tensors, outputs)
-        self._compare(arguments)
+        arguments = Arguments(tensors, out_tuple(self._operator, out))
+        if arguments.signature in self._signatures and self._holds(arguments):
+            return self.run_checked(arguments, workspace)
+        self._open(arguments)
         result = self.run_checked(arguments, workspace)
-        if snapshot is not None and arguments.is_direct:
-            keep(self._signatures, snapshot.signature, None)
+        if arguments.is_direct:
+            keep(self._signatures, arguments.signature, None)
             if frameworks.prepare_in_cpp is not None and type(tensors[0]) in COUNTED:
                 self._in_cpp = frameworks.prepare_in_cpp(self, tensors)
         return result
@@ -227,12 +217,11 @@ class Plan:
             TypeError, ValueError: as :meth:`run`; and for an input that can only be read as a copy.
         """
         tensors = self._in_order(tensors, named)
-        outputs = out_tuple(self._operator, out)
-        arguments = Arguments(self._operator, self._results, tensors, outputs)
-        self._compare(arguments)
+        arguments = Arguments(tensors, out_tuple(self._operator, out))
+        self._open(arguments)
         places = (*self.inputs, *self.outputs)
-        for place, opened in zip(places, arguments.open_tensors, strict=True):
-            if place is not None and opened is not None and opened.original is not None:
+        for place, each in zip(places, arguments.open_tensors or (), strict=True):
+            if place is not None and each is not None and each.original is not None:
                 raise ValueError(
                     f"{place.name}: a tensor that is read as a copy; allowed: plain memory, whose "
                     "contents later calls read"
@@ -254,8 +243,9 @@ class Plan:
             raise TypeError(f"{name}: given twice, by position and by name")
         return tuple(map(values.get, names))
 
-    def _compare(self, arguments: Arguments) -> None:
-        """Raise a ValueError if a tensor differs from the plan's device or specs."""
+    def _open(self, arguments: Arguments) -> None:
+        """Open a call's tensors; a ValueError if one differs from the plan's device or specs."""
+        arguments.open(self._operator, self._results)
         if arguments.device != self.device:
             raise ValueError(
                 f"{arguments.first}: on device {arguments.device}; allowed: {self.device}, as in "
@@ -297,23 +287,24 @@ class Plan:
             order[Role.GRAD_OUT] = order[Role.INPUT]
         return itemgetter(*order)
 
-    def _holds(self, snapshot: Snapshot) -> bool:
+    def _holds(self, call: Arguments) -> bool:
         """Whether no storage is too small for its tensor, of the plan's specs."""
-        return not any(map(gt, self._ends, snapshot.rooms))
+        return not any(map(gt, self._ends, call.rooms))
 
-    def run_checked(self, call: Arguments | Snapshot, workspace: Any) -> Any:
+    def run_checked(self, call: Arguments, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
-        scratch_memory = self._scratch(workspace)
+        takes_spare = workspace is None and self._takes_spare
+        scratch_memory = self._spare_memory() if takes_spare else self._scratch(workspace)
         results, addresses, is_callers = self.memory_of(call, scratch_memory)
         self._compute(addresses)
-        if self._leaves_spare and scratch_memory[2] is None:
-            self._spare.append(scratch_memory)
+        if takes_spare:
+            _spare.append(scratch_memory)
         if True in is_callers:
             frameworks.count_writes(compress(call.tensors[len(self.input_names) :], is_callers))
         return self.result_of(call, results, is_callers)
 
     def memory_of(
-        self, call: Arguments | Snapshot, scratch_memory: _Scratch
+        self, call: Arguments, scratch_memory: _Scratch
     ) -> tuple[list[Any], list[int], list[bool]]:
         """The results of a call, all addresses, and which results are the caller's.
 
@@ -340,9 +331,7 @@ class Plan:
                 addresses[first + index] = frameworks.address_of(new)
         return results, addresses, is_callers
 
-    def result_of(
-        self, call: Arguments | Snapshot, results: list[Any], is_callers: list[bool]
-    ) -> Any:
+    def result_of(self, call: Arguments, results: list[Any], is_callers: list[bool]) -> Any:
         """What the caller gets of a call's results."""
         if call.open_tensors:
             for index, *_ in self._makers[call.framework]:
@@ -350,7 +339,7 @@ class Plan:
                     results[index] = call.framework.result(results[index], call.like)
         return self._operator.result(results)
 
-    def _refuse_lost(self, call: Arguments | Snapshot) -> None:
+    def _refuse_lost(self, call: Arguments) -> None:
         """Raise a ValueError that names a tensor whose derivative the call would lose, if one is.
 
         Outputs that are masked off do not count.
@@ -372,8 +361,7 @@ class Plan:
             workspace: as in :meth:`run`; not None if a workspace is needed.
         """
         start, _, region = self._scratch(workspace)
-        snapshot = Snapshot(frameworks.NUMPY, tuple(owners), [*addresses], ())
-        check(snapshot, self.inputs, self.outputs, region, False)
+        check(Arguments.at(addresses, owners), self.inputs, self.outputs, region, False)
         self._compute((*addresses, start, 0))
 
     def _compute(self, addresses: Sequence[int]) -> None:
@@ -424,19 +412,28 @@ class Plan:
         self._makers[framework] = makers
         return makers
 
+    @cached_property
+    def _takes_spare(self) -> bool:
+        """Whether a run without a workspace takes a spare one."""
+        return not self._on_gpu and 0 < self.workspace_size <= SPARE_BYTES
+
+    @staticmethod
+    def _spare_memory() -> _Scratch:
+        """A workspace that no run has at the moment."""
+        try:
+            return _spare.pop()
+        except IndexError:
+            return *scratch(SPARE_BYTES + _ALIGNMENT, _ALIGNMENT, None, devices.CPU), None
+
     def _scratch(self, workspace: Any) -> _Scratch:
-        """The caller's workspace, or one that no run has, or a new one."""
+        """The caller's workspace, or a new one."""
         size, alignment = self.workspace_size, self._backend.alignment
-        if workspace is None:
-            try:
-                return self._spare.pop()
-            except IndexError:
-                allocated = scratch(size, alignment, None, self.device) if size else (0, None)
-                return *allocated, None
         if not size:
             return 0, None, None
         start, owner = scratch(size, alignment, workspace, self.device)
-        return start, owner, (layout.Region(start, (usable_size(size, alignment),), (1,), 1), owner)
+        if workspace is None:
+            return start, owner, None
+        return start, owner, layout.Region(start, (usable_size(size, alignment),), (1,), 1)
 
 
 class Bound:
@@ -485,6 +482,8 @@ class Bound:
         return self._result
 
 
+#: Spare workspaces: to make one takes a tenth of a small call.
+_spare: list[_Scratch] = []
 _plans: dict[Hashable, Plan] = {}
 #: The plans of calls that need no more checks than those of their memory, by (operator, the options
 #: and their types, the tensors' signature).
@@ -510,16 +509,14 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
         results = frameworks.compute_in_cpp(operator.name, tensors, choices)
         if results is not NotImplemented:
             return operator.result(results)
-    entries = out_tuple(operator, out)
-    snapshot, kinds, key = frameworks.snapshot(tensors, entries), _kinds(choices), None
-    if snapshot is not None and kinds is not None:
-        key = operator, choices, kinds, snapshot.signature
+    arguments, kinds, key = Arguments(tensors, out_tuple(operator, out)), _kinds(choices), None
+    if arguments.signature is not None and kinds is not None:
+        key = operator, choices, kinds, arguments.signature
         plan = _ready.get(key)
-        if plan is not None and plan._holds(snapshot):
-            return plan.run_checked(snapshot, None)
+        if plan is not None and plan._holds(arguments):
+            return plan.run_checked(arguments, None)
     options = operator.read_options(*choices)
-    outputs = operator.outputs(options)
-    arguments = Arguments(operator, outputs, tensors, entries)
+    arguments.open(operator, operator.outputs(options))
     checked = (operator.name, options, arguments.key)
     plan = _plans.get(checked)
     if plan is None:

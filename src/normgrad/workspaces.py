@@ -120,10 +120,10 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         framework = frameworks.of_torch()
-        snapshot = framework.snapshot((value,), 0)
-        if snapshot is not None and value.is_cpu and value.is_contiguous():
-            address, size = snapshot.addresses[0], value.nbytes
-            if snapshot.rooms[0] >= size:
+        seen = framework.look((value,), 0)
+        if seen is not None and value.is_cpu and value.is_contiguous():
+            address, size = seen.addresses[0], value.nbytes
+            if seen.rooms[0] >= size:
                 return Memory(address, size, value, True)
         device = framework.device(name, value)
         if device != devices.CPU:

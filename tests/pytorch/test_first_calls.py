@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
-from normgrad import stacks, torch_build  # noqa: E402
+from normgrad import torch_build  # noqa: E402
 from normgrad.torch import native, planning  # noqa: E402
 
 F, theirs = nt.functional, torch.nn.functional
@@ -75,8 +75,8 @@ def test_calls_in_hooks_of_first_calls():
 @pytest.fixture
 def planner():
     """A function that puts another in the place of the planner, until the test's end."""
-    yield lambda plan: native.module.connect(plan, stacks.learn)
-    native.module.connect(planning.plan, stacks.learn)
+    yield lambda plan: native.module.connect(plan)
+    native.module.connect(planning.plan)
 
 
 def test_calls_while_a_plan_is_made(planner):

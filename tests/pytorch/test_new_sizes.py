@@ -13,7 +13,6 @@ nt = pytest.importorskip("normgrad.torch")
 from programs_of_sizes import evaluate  # noqa: E402
 
 import normgrad  # noqa: E402
-from normgrad import stacks  # noqa: E402
 from normgrad.torch import native, planning  # noqa: E402
 
 pytestmark = pytest.mark.cpu
@@ -118,9 +117,9 @@ def asked(monkeypatch):
         questions.append(arguments[-1])
         return planning.plan(*arguments)
 
-    native.module.connect(plan, stacks.learn)
+    native.module.connect(plan)
     yield questions
-    native.module.connect(planning.plan, stacks.learn)
+    native.module.connect(planning.plan)
 
 
 def layers(channels):

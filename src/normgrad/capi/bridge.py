@@ -19,10 +19,9 @@ from .. import infiniop
 from ..aclnn import aclBoolArray, aclCreateTensor, devices, phases, products
 from ..aclnn.tensors import NUMPY, Status, aclDataType, aclTensor
 from ..aclnn.translations import BY_NAME
-from ..backends.cpu.block import STACK_GETTER
 from ..dialects import DialectError
 from ..infiniop import infiniStatus_t
-from ..loading import LOADING, leave_interrupts
+from ..loading import LOADING
 from ..plans import Plan
 from ..unusable import Unusable
 from ..workspaces import Memory
@@ -132,7 +131,6 @@ def fill(address: int, its_digest: str, embedded: bool) -> None:
     if embedded:
         if os.environ.get("NORMGRAD_CAPI_REPORT"):  # a line on compiling is no finding
             os.environ["NORMGRAD_QUIET"] = "1"
-        leave_interrupts()
         table.before_fork, table.after_fork = _Hook(LOADING.acquire), _Hook(LOADING.release)
     _kept.append(table)  # with its functions
 
@@ -353,9 +351,6 @@ def _write_plan(
     tail: list[int] = []
     if plan is not None and schedule is not None:
         block, steps, step_count, driver, parallel, _ = schedule
-        block = list(block)
-        if block:
-            block[STACK_GETTER] = 0  # C looks at stacks itself
         alignment, is_native = plan.alignment, 1
         team = plan.team() if parallel else team
         counts = step_count, len(block), len(steps)

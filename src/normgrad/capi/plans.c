@@ -300,7 +300,7 @@ static void announce_tensor(const struct tensor *tensor, char *address, bool wri
     }
 }
 
-typedef int64_t driver(const int64_t *table, int64_t team, int64_t threads, const int64_t *places);
+typedef void driver(const int64_t *table, int64_t team, int64_t threads, const int64_t *places);
 
 static void drive(void *data)
 {

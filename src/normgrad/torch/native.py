@@ -11,7 +11,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
-from .. import frameworks, notices, stacks, threads, torch_build
+from .. import frameworks, notices, threads, torch_build
 from ..compilers import BuildError
 from ..operators.by_name import PLANNED
 from ..settings import SettingError
@@ -66,7 +66,7 @@ def load() -> None:
         return
     from . import planning
 
-    made.connect(planning.plan, stacks.learn)
+    made.connect(planning.plan)
     threads.subscribe(made.set_threads)
     for name in ("batch_norm", "group_norm", "layer_norm", "rms_norm", "has_observers"):
         setattr(sys.modules[__name__], name, getattr(made, name))

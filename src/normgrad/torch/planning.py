@@ -233,10 +233,10 @@ def agrees(name: str, device: str) -> bool:
 
 
 def _team() -> int:
-    """The address of the table of PyTorch's threads; 0 if their stacks have no room."""
+    """The address of the table of PyTorch's threads."""
     from ..backends.cpu import teams
 
-    return teams.team(native.module.TEAM, 2).address if teams.have_room() else 0
+    return teams.team(native.module.TEAM, 2).address
 
 
 def _describe(

@@ -455,7 +455,7 @@ def test_adjacent_channels_as_one_run(monkeypatch, kind, dtype, length):
 
     # Elements that are not aligned are written row by row.
     by_row = results(0, 63)
-    for threads, before in itertools.product((0, schedule.MOST_THREADS), (0, 8, 64, 63)):
+    for threads, before in itertools.product((0, schedule.EVERY_THREAD), (0, 8, 64, 63)):
         assert results(threads, before) == by_row
 
 

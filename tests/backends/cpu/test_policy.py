@@ -46,7 +46,7 @@ def planned(machine: Machine, kind: str, shape: tuple[int, ...], last: bool = Fa
 
 
 #: The block's fields that say how memory is used, rather than what is added to what.
-OF_MEMORY = (block.STREAM, block.AHEAD, block.NEXT)
+OF_MEMORY = (block.STREAM, block.AHEAD, block.NEXT, block.MOST_THREADS)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -104,7 +104,7 @@ def test_threads_that_stream(machine, share):
     found = planned(machine, "batch_norm_backward", (max(1, samples), channels, 32, 32))
     read = 8 * found.layout.elements
     whole = read // policy.streamed
-    expected = schedule.MOST_THREADS if policy.near_l3 and whole > 1 else whole
+    expected = schedule.EVERY_THREAD if policy.near_l3 and whole > 1 else whole
     assert found.block()[block.STREAM] == expected
     if samples > 8:
         assert whole == int(share)

@@ -219,9 +219,15 @@ def test_what_is_no_library_is_not_built_yet(monkeypatch, tmp_path, what):
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "large"])
 def test_whatever_has_a_file_s_name_is_removed(empty, what):
-    for name in ("kernels/0123456789abcdef/a.o", "torch/torch-1.so", "gpu/0123456789abcdef.txt"):
+    names = (
+        "kernels/0123456789abcdef/a.o",
+        "torch/torch-1.so",
+        "gpu/0123456789abcdef.txt",
+        "gpu/.normgrad-0",
+    )
+    for name in names:
         file = cache.folder() / name
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         put(what, file)
     cache.clean()
     assert [*cache.folder().iterdir()] == []

@@ -44,9 +44,10 @@ from .vectors import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The levels of sums over ranks (see sums.py), and the size of their buffers.
-RANK_LEVELS = 6
-RANKS = RANK_LEVELS * STRIP
+#: The channels whose statistics are gathered at once, which need little of the stack; the levels of
+#: their sums over ranks (see sums.py), and the size of the sums' buffers.
+GATHERED, RANK_LEVELS = 32, 6
+RANKS = RANK_LEVELS * GATHERED
 
 
 @helper
@@ -287,12 +288,12 @@ def gather(block, flags, s, base, c0, c1):
     first. Without elements the statistics are 0.
     """
     eps = bits_to_double(get(block, B.EPS))
-    means, variances, invstds = double_buffer(RANKS), double_buffer(RANKS), double_buffer(STRIP)
-    mean, invstd = double_buffer(STRIP), double_buffer(STRIP)
+    means, variances, invstds = double_buffer(RANKS), double_buffer(RANKS), double_buffer(GATHERED)
+    mean, invstd = double_buffer(GATHERED), double_buffer(GATHERED)
     n = total_count(block)
     ranks = get(block, B.COUNTS) if n != 0.0 else 0
-    for first in range(c0, c1, STRIP):
-        count = smaller(STRIP, c1 - first)
+    for first in range(c0, c1, GATHERED):
+        count = smaller(GATHERED, c1 - first)
         there = count if n != 0.0 else 0
         clear(means, RANKS)
         clear(variances, RANKS)
@@ -303,8 +304,8 @@ def gather(block, flags, s, base, c0, c1):
                 read_row(block, B.MEAN, rank, first, count, 0.0, mean)
                 for c in range(count):
                     add(means, c, mine * get(mean, c))
-            carry(means, STRIP, RANK_LEVELS, rank + 1, count)
-        add_copies(means, STRIP, RANK_LEVELS, count)
+            carry(means, GATHERED, RANK_LEVELS, rank + 1, count)
+        add_copies(means, GATHERED, RANK_LEVELS, count)
         for c in range(there):
             put(means, c, get(means, c) / n)
         for rank in range(ranks):
@@ -315,8 +316,8 @@ def gather(block, flags, s, base, c0, c1):
                 for c in range(count):
                     r, d = get(invstd, c), get(mean, c) - get(means, c)
                     add(variances, c, mine * (1.0 / (r * r) + d * d))
-            carry(variances, STRIP, RANK_LEVELS, rank + 1, count)
-        add_copies(variances, STRIP, RANK_LEVELS, count)
+            carry(variances, GATHERED, RANK_LEVELS, rank + 1, count)
+        add_copies(variances, GATHERED, RANK_LEVELS, count)
         for c in range(there):
             value = get(variances, c) / n
             put(invstds, c, 1.0 / sqrt(value))

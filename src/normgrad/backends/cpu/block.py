@@ -112,8 +112,12 @@ DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 REPEAT, STREAM, AHEAD, NEXT = _block.each(4)
 # The most milliseconds that a step of several threads takes where no thread waits for a core.
 PATIENCE = _block()
-# The key of the stack's limit for each thread (stacks.py), and the function that reads it, or 0.
-STACK_KEY, STACK_GETTER = _block.each(2)
+# The scratch memory of each thread that runs tasks: that of the first begins at an offset in the
+# workspace, and each has SCRATCH bytes. A kernel's buffers come first, of BUFFER bytes each; then,
+# from their offsets on, two tiles of TILE bytes, and the weights and biases along a piece of long
+# rows. MOST_THREADS share a step's tasks at most.
+W_SCRATCH, SCRATCH, BUFFER, TILE, TILES_AT, PIECES_AT = _block.each(6)
+MOST_THREADS = _block()
 BLOCK_FIELDS = _block.end
 
 _step = _Fields()
@@ -158,8 +162,9 @@ J_STREAM, J_AHEAD, J_NEXT = _job.each(3)
 J_BEGIN, J_BEFORE = _job.each(2)
 # The addresses of weight and bias along the rows; the index of the row's first element among the
 # parameters; whether dx is written with the parameters' sums, and whether there are such sums.
-# J_BUFFER is that of the task's buffer for weights and biases of long rows, or 0 if none are read.
-J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS, J_BUFFER = _job.each(6)
+# J_PIECES is that of the thread's copies of long rows' weights and biases, or 0 if none are read;
+# J_SCRATCH is that of all its scratch memory.
+J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS, J_PIECES, J_SCRATCH = _job.each(7)
 JOB_FIELDS = _job.end
 
 _team = _Fields()

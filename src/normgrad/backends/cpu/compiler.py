@@ -37,8 +37,7 @@ def sources() -> dict[str, tuple[Any, Any]]:
         function = _at(place)
         names = inspect.signature(function).parameters
         kinds = [INT_POINTER if name in _POINTERS else types.int64 for name in names]
-        result = types.int64 if unit == units.DRIVER else types.void
-        by_unit[unit] = function, result(*kinds)
+        by_unit[unit] = function, types.void(*kinds)
     for unit, (pattern, operation, code) in units.KERNELS.items():
         function = _at(units.LOOPS[pattern][operation]).py_func
         kind = types.void(Operation(operation, pattern), *[POINTERS[code]] * 3, INT_POINTER)

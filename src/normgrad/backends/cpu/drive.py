@@ -7,13 +7,13 @@ from .helpers import helper
 from .intrinsics import (
     address_of,
     call,
-    call_for_pointer,
     exchange,
     get,
     int_buffer,
     integers_at,
     not_inlined,
     put,
+    smaller,
     word,
 )
 
@@ -35,7 +35,10 @@ def run_share(team, thread, threads):
     step = word(team, B.TEAM_STEP)
     tasks = word(step, B.TASKS)
     first, last = thread * tasks // threads, (thread + 1) * tasks // threads
-    call(word(step, B.RUN_TASKS), (word(team, B.TEAM_BLOCK), step, first, last))
+    block = word(team, B.TEAM_BLOCK)
+    # No other thread has this number, and there is scratch memory for it.
+    number = first if tasks <= word(block, B.MOST_THREADS) else thread
+    call(word(step, B.RUN_TASKS), (block, step, number, first, last))
 
 
 def share(team):
@@ -114,17 +117,10 @@ def drive(table, team, threads, places):
 
     ``table`` is the address of its table (block.py). The ``threads`` of a team share the tasks of
     parallel steps, unless their last step had to wait for cores that other programs keep busy.
-
-    Returns 0; or 1, with nothing done, if the thread's stack has no room for kernels, or is not
-    known (see stacks.py).
     """
-    template = word(table, B.TEMPLATE)
-    block = int_buffer(BLOCK_FIELDS)
-    here, getter = address_of(block), word(template, B.STACK_GETTER)
-    if getter != 0:
-        limit = call_for_pointer(getter, (word(template, B.STACK_KEY),))
-        if limit == 0 or here < limit:
-            return 1
+    template, block = word(table, B.TEMPLATE), int_buffer(BLOCK_FIELDS)
+    here = address_of(block)
+    threads = smaller(threads, word(template, B.MOST_THREADS))
     if threads > 1 and now(team) < word(team, B.ALONE_UNTIL):
         threads = 1
     addresses = integers_at(places)
@@ -140,7 +136,6 @@ def drive(table, team, threads, places):
     for index in range(word(table, B.STEP_COUNT)):
         step = word(table, B.STEPS) + 8 * B.STEP_FIELDS * index
         if word(step, B.THREADS) == 0 or threads <= 1:
-            call(word(step, B.RUN_TASKS), (here, step, 0, word(step, B.TASKS)))
+            call(word(step, B.RUN_TASKS), (here, step, 0, 0, word(step, B.TASKS)))
         else:
             run_shared(here, step, team, threads)
-    return 0

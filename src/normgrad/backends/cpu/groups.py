@@ -17,6 +17,7 @@ from .helpers import as_argument, by_types, helper
 from .intrinsics import (
     as_int64,
     double_buffer,
+    doubles_at,
     get,
     inlined,
     is_double,
@@ -45,7 +46,7 @@ from .lanes import (
 )
 from .layout import FETCHED, PAGE, ROWS, SHORT, SPAN
 from .parts import load_part, over_row, store_part
-from .reduce import BUFFER, block_of, put_short_row, streams_lines, sums_of, three, totals_of_rows
+from .reduce import block_of, buffer, put_short_row, streams_lines, sums_of, three, totals_of_rows
 from .reduce_moments import moments_of_channels
 from .row_groups import (
     COEFFICIENTS,
@@ -194,7 +195,8 @@ def parameters(operation, dy, x, dx, job):
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     coefficients = real_buffer(COEFFICIENTS, x)
     weight, ahead = reals_at(get(job, B.J_WEIGHT), x), (FETCHED, FETCHED)
-    columns, writes = (double_buffer(BUFFER), double_buffer(BUFFER)), get(job, B.J_WRITES) != 0
+    columns = doubles_at(buffer(job, 0)), doubles_at(buffer(job, 1))
+    writes = get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width, weights = smaller(SPAN, run - k), shift(weight, k)
         tensors = advance((dy, x, dx), (1, 1, 1), k)

@@ -222,24 +222,17 @@ def _selecting(sign: str) -> Any:
 smaller, larger = _selecting("<"), _selecting(">")
 
 
-def _calling(result: ir.Type) -> Any:
-    @instruction(lambda function, arguments: types.int64(types.int64, arguments))
-    def call(emit: Emitter, function: Any, arguments: Any) -> Any:
-        """Call a C function at an address; returns its int or pointer, if it has a result.
+@instruction(lambda function, arguments: types.int64(types.int64, arguments))
+def call(emit: Emitter, function: Any, arguments: Any) -> Any:
+    """Call a C function at an address; returns its int, if it has a result.
 
-        The arguments, a tuple, are integers and pointers, which are passed alike. (An operation,
-        the first argument of kernels, is only a type: 0 stands for it.)
-        """
-        builder = emit.builder
-        words = [
-            builder.ptrtoint(value, I64) if isinstance(value.type, ir.PointerType) else value
-            for value in cgutils.unpack_tuple(builder, arguments)
-        ]
-        kind = ir.FunctionType(result, [I64] * len(words))
-        value = builder.call(builder.inttoptr(function, kind.as_pointer()), words)
-        return value if result == I64 else builder.sext(value, I64)
-
-    return call
-
-
-call, call_for_pointer = _calling(I32), _calling(I64)
+    The arguments, a tuple, are integers and pointers, which are passed alike. (An operation, the
+    first argument of kernels, is only a type: 0 stands for it.)
+    """
+    builder = emit.builder
+    words = [
+        builder.ptrtoint(value, I64) if isinstance(value.type, ir.PointerType) else value
+        for value in cgutils.unpack_tuple(builder, arguments)
+    ]
+    kind = ir.FunctionType(I32, [I64] * len(words))
+    return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), words), I64)

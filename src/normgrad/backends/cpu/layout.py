@@ -22,6 +22,7 @@ TILE_POSITIONS, TILE_CHANNELS = 128, 64
 RADIX = 4
 #: The most elements of float32 in a piece of a long row, and half as many of float64.
 LONGEST_PIECE = 1 << 13
+PIECE_BYTES = 4 * LONGEST_PIECE
 #: The lines that the L1 cache holds of one offset in their pages, and the bytes of a page. If more
 #: rows lie whole pages apart, they evict one another.
 WAYS, PAGE = 8, 1 << 12

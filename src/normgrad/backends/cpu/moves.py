@@ -1,7 +1,7 @@
 """Copies between tensors and small tiles, for tensors whose layout or dtype kernels do not read.
 
 A kernel takes tensors of one dtype and one memory layout. If a tensor differs, the kernel reads a
-tile of it that is copied to the stack first, or writes a tile that is copied to the tensor after;
+tile of it, a buffer in the workspace, or writes a tile that is copied to the tensor after;
 no tensor is copied whole. A copying function is compiled for the dtypes of a tensor and of its
 tile, and called through its address.
 """

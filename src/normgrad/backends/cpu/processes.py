@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -21,7 +22,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ... import stacks
 from . import target
 
 #: The program of a process. It says with an empty message that it runs. It finds modules where this
@@ -148,7 +148,7 @@ def _end_soon() -> None:
         _end_all()
 
     try:
-        stacks.start(end, "normgrad")
+        threading.Thread(target=end, name="normgrad", daemon=True).start()
     except RuntimeError:  # no more threads can be started
         _end_all()
 

@@ -44,7 +44,6 @@ from .intrinsics import (
 )
 from .lanes import (
     EIGHT,
-    LANES,
     as_loaded,
     double_lanes,
     lanes_of,
@@ -56,7 +55,7 @@ from .lanes import (
     total_of,
     zero_lanes,
 )
-from .layout import FETCHED, PAGE, SHORT, SPAN
+from .layout import FETCHED, PAGE, SHORT
 from .parts import over_row
 from .vectors import next_group
 
@@ -78,15 +77,21 @@ CHAINS = 8
 QUARTERS = 4
 #: Fewer rows of columns than these are summed in float64 from the start.
 FEW_ROWS = 4
-#: The size of buffers for a row of columns, beyond whose end the last lanes may reach, and for two.
-BUFFER = SPAN + LANES
-BUFFER_OF_TWO = 2 * BUFFER
 
 
 @helper
 def block_of(job):
     """The block of the plan that a job is a part of."""
     return integers_at(get(job, B.J_BLOCK))
+
+
+@helper
+def buffer(job, index):
+    """The address of a buffer of this thread, which holds a row of a piece in float64.
+
+    The last lanes may reach beyond its end.
+    """
+    return get(job, B.J_SCRATCH) + index * get(block_of(job), B.BUFFER)
 
 
 @helper
@@ -313,10 +318,13 @@ def quarters(rows, steps):
 
 
 @helper
-def add_quarters(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-    """Add rows to the sums of their elements, a row of each quarter at a time."""
+def add_quarters(operation, tensors, steps, rows, terms, columns, chain, width, ahead, streaming):
+    """Add rows to the sums of their elements, a row of each quarter at a time.
+
+    ``chain`` has room for two rows.
+    """
     x = tensors[1]
-    chain, zero, lanes = real_buffer(BUFFER_OF_TWO, x), zero_lanes(x), lanes_of(x)
+    zero, lanes = zero_lanes(x), lanes_of(x)
     for c in range(0, width, lanes):
         put_lanes(chain, 2 * c, zero)
         put_lanes(chain, 2 * c + lanes, zero)
@@ -340,8 +348,8 @@ def reduce_columns(operation, dy, x, dx, job):
     first, channels, run, repeat = shape_of(job)
     count, steps = get(job, B.J_ROWS), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
-    terms = real_buffer(BUFFER, x), real_buffer(BUFFER, x)
-    columns = double_buffer(BUFFER), double_buffer(BUFFER)
+    terms = reals_at(buffer(job, 0), x), reals_at(buffer(job, 1), x)
+    columns = doubles_at(buffer(job, 2)), doubles_at(buffer(job, 3))
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), dy, terms[0])
     if coefficient_count(operation) > 0:
         fill_row(job, B.J_GAIN, as_int64(1), dy, terms[1])
@@ -351,7 +359,10 @@ def reduce_columns(operation, dy, x, dx, job):
     start_sums(columns, width, dy)
     rows = count // repeat if count >= FEW_ROWS * repeat else 0
     if rows > 0:
-        add_quarters(operation, (dy, x, dx), apart, rows, terms, columns, width, ahead, streaming)
+        add_quarters(
+            operation, (dy, x, dx), apart, rows, terms, columns, reals_at(buffer(job, 4), x), width,
+            ahead, streaming,
+        )  # fmt: skip
     for i in range(rows * repeat, count, repeat):
         # One row, or the rest of one.
         here, m = advance((dy, x, dx), steps, i), smaller(repeat, count - i)

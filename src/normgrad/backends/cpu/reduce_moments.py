@@ -39,7 +39,7 @@ from .intrinsics import (
     larger,
     not_inlined,
     put,
-    real_buffer,
+    reals_at,
     shift,
     smaller,
 )
@@ -62,9 +62,9 @@ from .lanes import (
 from .layout import FETCHED, LONGEST_DOUBLE, SHORT
 from .parts import load_part, load_some, over_row
 from .reduce import (
-    BUFFER,
     add_quarters,
     block_of,
+    buffer,
     fill_row,
     put_short_row,
     shape_of,
@@ -322,14 +322,15 @@ def renew_pilots(x, sums, pilots, rows, width):
 
 
 @helper
-def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
+def add_about_pilots(operation, x, step, rows, means, sums, job, width, ahead):
     """Add some rows to the moments of their elements, in float32, about pilots.
 
     The first rows are about their own means. Whenever the number of rows has doubled, the next are
     about the means of all before, so that the squares' sum is at most twice that about the final
     mean.
     """
-    pilots, row = real_buffer(BUFFER, x), as_int64(0)
+    pilots, chain = reals_at(buffer(job, 3), x), reals_at(buffer(job, 4), x)
+    row = as_int64(0)
     first = smaller(FIRST_ROWS, rows)
     over_row(find_pilots, (x, step, first, pilots), x, width)
     while row < rows:
@@ -337,7 +338,7 @@ def add_about_pilots(operation, x, step, rows, means, sums, width, ahead):
             renew_pilots(x, sums, pilots, row, width)
         count, here = smaller(larger(first, row), rows - row), shift(x, row * step)
         tensors, steps, terms = (here, here, here), (step, step, step), (pilots, pilots)
-        add_quarters(operation, tensors, steps, count, terms, sums, width, ahead, False)
+        add_quarters(operation, tensors, steps, count, terms, sums, chain, width, ahead, False)
         row += count
     n = splat_doubles(x, double(rows))
     for c in range(0, width, lanes_of(x)):
@@ -370,14 +371,14 @@ def add_exactly(x, step, rows, means, sums, width):
 
 
 @by_types
-def add_moments(operation, x, step, rows, means, sums, width, ahead):
+def add_moments(operation, x, step, rows, means, sums, job, width, ahead):
     """Add some rows to the moments of their elements, in the operation's way."""
     if operation.operation in (EXACT, "forward"):
-        return lambda operation, x, step, rows, means, sums, width, ahead: add_exactly(
+        return lambda operation, x, step, rows, means, sums, job, width, ahead: add_exactly(
             x, step, rows, means, sums, width
         )
-    return lambda operation, x, step, rows, means, sums, width, ahead: add_about_pilots(
-        operation, x, step, rows, means, sums, width, ahead
+    return lambda operation, x, step, rows, means, sums, job, width, ahead: add_about_pilots(
+        operation, x, step, rows, means, sums, job, width, ahead
     )
 
 
@@ -386,13 +387,13 @@ def moments_of_columns(operation, dy, x, dx, job):
     """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums."""
     first, channels, run, repeat = shape_of(job)
     count, step = get(job, B.J_ROWS), get(job, B.J_ROW_STEPS + 1)
-    means = real_buffer(BUFFER, x)
-    columns = double_buffer(BUFFER), double_buffer(BUFFER)
+    means = reals_at(buffer(job, 0), x)
+    columns = doubles_at(buffer(job, 1)), doubles_at(buffer(job, 2))
     fill_row(job, B.J_MEAN, get(block_of(job), B.PER_GROUP), x, means)
     width = channels * run * repeat
     start_sums(columns, width, x)
     rows, ahead = count // repeat, get(job, B.J_AHEAD) != 0
-    add_moments(operation, x, repeat * step, rows, means, columns, width, ahead)
+    add_moments(operation, x, repeat * step, rows, means, columns, job, width, ahead)
     if rows * repeat < count:  # the rest of a row
         here, m = shift(x, rows * repeat * step), count - rows * repeat
         add_exactly(here, step, as_int64(1), means, columns, channels * run * m)

@@ -46,7 +46,7 @@ from .lanes import (
 )
 from .moves import transpose
 from .parts import load_part, store_part
-from .reduce import block_of, sums_of, three
+from .reduce import block_of, buffer, sums_of, three
 from .reduce_moments import put_about
 from .vectors import as_arithmetic, canonical
 from .write import parameters_along
@@ -63,8 +63,6 @@ DISTANCE = 1 << 13
 #: its factor 1/std, one of what corrects for h, and one of their fused product and sum; the chain's
 #: 11 additions and the result's rounding are within the bound of 16.
 ROW_CHAIN = 11
-#: The elements of a tile, which has LANES rows of fewer elements.
-TILE = LANES * LANES
 
 
 @helper
@@ -304,10 +302,10 @@ def gradients_in_tiles(operation, dy, x, dx, job):
     writes = get(job, B.J_WRITES) != 0
     finds_means = get(block_of(job), B.MISSING_MEAN) != 0
     prefetches = get(job, B.J_AHEAD) != 0 and steps[0] == run and steps[1] == run
-    tiles = real_buffer(TILE, x), real_buffer(TILE, x)
-    chain, zero = (real_buffer(TILE, x), real_buffer(TILE, x)), zero_lanes(x)
-    lanes = lanes_of(x)
-    columns = double_buffer(TILE), double_buffer(TILE)
+    tiles = reals_at(buffer(job, 0), x), reals_at(buffer(job, 1), x)
+    chain = reals_at(buffer(job, 2), x), reals_at(buffer(job, 3), x)
+    columns = doubles_at(buffer(job, 4)), doubles_at(buffer(job, 5))
+    zero, lanes = zero_lanes(x), lanes_of(x)
     coefficients = real_buffer(COEFFICIENTS, x)
     sums = double_buffer(LANES), double_buffer(LANES)
     for at in range(0, run * LANES, lanes):
@@ -365,7 +363,7 @@ def forward_in_tiles(operation, dy, x, dx, job):
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
     steps, along = three(job, B.J_CHANNEL_STEPS), parameters_along(x, job)
     pilots, sums = doubles_at(get(job, B.J_MEAN)), sums_of(job)
-    tile, centred = real_buffer(TILE, x), get(block_of(job), B.CENTRED) != 0
+    tile, centred = reals_at(buffer(job, 0), x), get(block_of(job), B.CENTRED) != 0
     means, invstds = real_buffer(LANES, x), real_buffer(LANES, x)
     rests, zero = real_buffer(LANES, x), zero_lanes(x)
     about, totals, squares = double_buffer(LANES), double_buffer(LANES), double_buffer(LANES)

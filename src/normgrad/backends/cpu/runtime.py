@@ -10,7 +10,6 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from ... import stacks
 from ...problem import PLACES
 from .. import NativeSchedule
 from . import block as B
@@ -21,9 +20,7 @@ from .schedule import Schedule
 from .teams import ALONE, Team
 
 #: The type of the driver, ``drive.drive``; the GIL is released while it runs.
-_Drive = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p
-)
+_Drive = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
 _places = struct.Struct(f"{PLACES}Q").pack
 
 
@@ -33,7 +30,6 @@ def _words(schedule: Schedule) -> NativeSchedule:
     block = schedule.block()
     for field, unit in units.of_schedule(schedule).items():
         block[field] = addresses[unit]
-    block[B.STACK_KEY : B.STACK_GETTER + 1] = stacks.KEY
     steps: list[int] = []
     for step in schedule.steps:
         words = [0] * B.STEP_FIELDS
@@ -67,7 +63,7 @@ class Runner:
         return table, block, steps
 
     @cached_property
-    def _drive(self) -> Callable[..., int]:
+    def _drive(self) -> Callable[..., None]:
         return partial(_Drive(self.words.driver), self._memory[0].ctypes.data)
 
     def native(self, addresses: Sequence[int]) -> NativeSchedule:
@@ -80,14 +76,4 @@ class Runner:
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
-        places = _places(*addresses)
-        is_done = self._is_done(self.team(), places)
-        if not is_done and not stacks.elsewhere(partial(self._is_done, ALONE, places)):
-            raise MemoryError("stack: no room for kernels, even on a new thread; allowed: 8 MiB")
-
-    def _is_done(self, team: Team, places: bytes) -> bool:
-        """Call the driver; the result is False, with nothing done, if the stack has no room."""
-        if self._drive(*team, places) == 0:
-            return True
-        stacks.learn()  # perhaps it is this thread's first call
-        return bool(self._drive(*team, places) == 0)
+        self._drive(*self.team(), _places(*addresses))

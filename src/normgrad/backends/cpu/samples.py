@@ -13,16 +13,7 @@ from .accumulate import fold, gather_sums, start_sums
 from .elements import advance, linear_form
 from .groups import fold_in_sequence
 from .helpers import as_argument, helper
-from .intrinsics import (
-    double_buffer,
-    get,
-    inlined,
-    not_inlined,
-    real_buffer,
-    reals_at,
-    shift,
-    smaller,
-)
+from .intrinsics import doubles_at, get, inlined, not_inlined, real_buffer, reals_at, shift, smaller
 from .lanes import (
     EIGHT,
     LANES,
@@ -34,9 +25,8 @@ from .lanes import (
     splat_eight,
     zero_lanes,
 )
-from .layout import WALKED
 from .parts import load_part, over_row, store_part
-from .reduce import CHAIN, shape_of, streams_lines, sums_of, three
+from .reduce import CHAIN, buffer, shape_of, streams_lines, sums_of, three
 from .reduce_moments import moments_of_columns
 from .row_groups import (
     COEFFICIENTS,
@@ -55,9 +45,6 @@ from .row_groups import (
 from .write import parameters_along
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-#: The size of buffers for a row, beyond whose end the last lanes may reach.
-ROW = WALKED + LANES
 
 
 @helper
@@ -150,10 +137,13 @@ def gradients(operation, dy, x, dx, job):
     k, tensors, all_sums = first * run, (dy, x, dx), sums_of(job)
     weights = shift(reals_at(get(job, B.J_WEIGHT), x), k)
     of_parameters = shift(all_sums[0], k), shift(all_sums[1], k)
-    coefficients, mean = real_buffer(COEFFICIENTS, x), real_buffer(ROW, x)
-    rows = real_buffer(ROW, x), real_buffer(ROW, x), real_buffer(ROW, x), real_buffer(ROW, x)
-    columns = double_buffer(ROW), double_buffer(ROW)
-    sums = double_buffer(ROW), double_buffer(ROW)
+    coefficients, mean = real_buffer(COEFFICIENTS, x), reals_at(buffer(job, 0), x)
+    rows = (
+        reals_at(buffer(job, 1), x), reals_at(buffer(job, 2), x), reals_at(buffer(job, 3), x),
+        reals_at(buffer(job, 4), x),
+    )  # fmt: skip
+    columns = doubles_at(buffer(job, 5)), doubles_at(buffer(job, 6))
+    sums = doubles_at(buffer(job, 7)), doubles_at(buffer(job, 8))
     for start in range(0, groups, LANES):
         n, at = smaller(LANES, groups - start), start * run
         round_statistics(job, first + start, n, coefficients)
@@ -204,9 +194,10 @@ def forward(operation, dy, x, dx, job):
     first, groups, run, _ = shape_of(job)
     along, steps, width = parameters_along(x, job), three(job, B.J_ROW_STEPS), groups * run
     means, invstds, rests = real_buffer(LANES, x), real_buffer(LANES, x), real_buffer(LANES, x)
-    rows = real_buffer(ROW, x), real_buffer(ROW, x), real_buffer(ROW, x)
     choose_pilots(job, x, run, run, first, groups)
     moments_of_columns(operation, dy, x, dx, job)
+    # The moments are done with their buffers.
+    rows = reals_at(buffer(job, 0), x), reals_at(buffer(job, 1), x), reals_at(buffer(job, 2), x)
     for start in range(0, groups, LANES):
         n, at = smaller(LANES, groups - start), start * run
         compute_statistics(job, first + start, n, means, invstds, rests)

@@ -18,7 +18,18 @@ from ...problem import STATISTICS, Problem
 from ...symbolic import bits_of_real
 from . import block as B
 from .cuts import Cut, calls_of_part, cost_of, cut_of, keeps_chains, levels_of
-from .layout import Layout, keeps_copy, layout_of, read_bytes
+from .layout import (
+    ALONG,
+    LANES,
+    PIECE_BYTES,
+    SPAN,
+    TILE_CHANNELS,
+    TILE_POSITIONS,
+    Layout,
+    keeps_copy,
+    layout_of,
+    read_bytes,
+)
 from .policy import policy_of
 from .steps import Step, steps_of
 
@@ -31,7 +42,10 @@ ALIGNMENT = LINE
 PATIENCE, COST_IN_A_MILLISECOND = 8, 1 << 17
 
 #: More threads than any machine has.
-MOST_THREADS = 1 << 30
+EVERY_THREAD = 1 << 30
+
+#: So many threads can share a step's tasks even where there are fewer cores.
+LEAST_THREADS = 16
 
 #: Values of the block's fields: one number, or several consecutive ones.
 _Fields = dict[int, int | Sequence[int]]
@@ -46,10 +60,12 @@ class Schedule:
     Attributes:
         layout: how the tensors are read, which decides what kernels are compiled for.
         cut: the cut of its passes over tensors; None if it has none.
+        threads: the most threads that share a step's tasks, each of which has scratch memory.
     """
 
     layout: Layout
     cut: Cut | None
+    threads: int
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -159,6 +175,7 @@ def _facts(schedule: Schedule) -> _Fields:
         B.AHEAD: fetches_ahead(layout),
         B.NEXT: fetches_next(layout),
         B.BANK_SETS: 1,
+        B.MOST_THREADS: schedule.threads,
         B.PATIENCE: PATIENCE + cost_of(layout) // COST_IN_A_MILLISECOND,
     }
 
@@ -189,7 +206,7 @@ def streams(layout: Layout, channels: int) -> int:
     if not layout.columns and row < policy.streamed_row * (2 if row % LINE else 1):
         return 0
     threads = problem.elements * read_bytes(problem) // policy.streamed
-    return MOST_THREADS if policy.near_l3 and threads > 1 else threads
+    return EVERY_THREAD if policy.near_l3 and threads > 1 else threads
 
 
 def fetches_ahead(layout: Layout) -> int:
@@ -218,6 +235,34 @@ def fetches_next(layout: Layout) -> bool:
     gradients = layout.problem.result_needs_sums and layout.sets.size == 1
     apart = not layout.columns or layout.run > 1
     return gradients and apart and layout.bytes > layout.policy.fetched and layout.policy.near_l3
+
+
+def _scratch(schedule: Schedule) -> dict[int, int]:
+    """The layout and the size of a thread's scratch memory."""
+    layout, cut = schedule.layout, schedule.cut
+    row, buffers, tile, copies = 0, 6, 0, 0
+    if layout.columns:
+        row = min(layout.chunk, layout.channel.size) * layout.run * layout.repeat
+        buffers = 9 if layout.along else 6
+    elif layout.along and layout.run < LANES:
+        row = LANES * LANES
+    elif any(step.along == "parameters" + ALONG for step in schedule.steps):
+        row = min(layout.run, SPAN)
+    if any(layout.tiles):
+        tile = TILE_POSITIONS * TILE_CHANNELS * layout.dtype.itemsize
+    if layout.along and cut is not None and cut.parts > 1:
+        copies = 2 * PIECE_BYTES
+    # The last lanes of a row may reach beyond its end.
+    buffer = round_up((row + LANES) * dtypes.float64.itemsize, ALIGNMENT) if row else 0
+    tiles = buffers * buffer
+    pieces = tiles + 2 * tile
+    return {
+        B.SCRATCH: pieces + copies,
+        B.BUFFER: buffer,
+        B.TILE: tile,
+        B.TILES_AT: tiles,
+        B.PIECES_AT: pieces,
+    }
 
 
 def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
@@ -266,7 +311,12 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
         ),
         initial=0,
     )  # fmt: skip
+    scratch = _scratch(schedule)
+    shared = [step.cut.tasks for step in schedule.steps if step.cut.parallel]
+    threads = min(max(shared, default=1), schedule.threads)
     fields: _Fields = {
+        **scratch,
+        B.W_SCRATCH: end,
         B.BANKS: banks,
         B.BANK_SETS: bank_sets,
         B.PARTS_OF_SUMS: cut.parts,
@@ -283,10 +333,10 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
         B.W_WEIGHT: weight,
         B.W_BIAS: bias,
     }
-    return fields, end + ALIGNMENT - 1
+    return fields, end + threads * scratch[B.SCRATCH] + ALIGNMENT - 1
 
 
 def build(problem: Problem, machine: Machine) -> Schedule:
     """The schedule for a problem on a machine."""
     layout = layout_of(problem, policy_of(machine))
-    return Schedule(layout, cut_of(layout))
+    return Schedule(layout, cut_of(layout), max(LEAST_THREADS, machine.cores))

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,9 +27,8 @@ from llvmlite import binding as llvm
 
 from ... import cache as folders
 from ... import memory, notices
-from ...loading import KernelError, compiling, exclusive, loading
+from ...loading import KernelError, compiling, loading
 from ...machine import this_machine
-from ...stacks import with_room
 from . import target
 from .units import symbol
 
@@ -265,13 +264,13 @@ def addresses(units: Iterable[str]) -> dict[str, int]:
     """
     units = list(dict.fromkeys(units))
     if not all(unit in _loaded for unit in units):
-        with_room(partial(_provide, units))
+        _provide(units)
     return {unit: _loaded[unit] for unit in units}
 
 
 def _provide(units: Sequence[str]) -> None:
     """Load units, which are found or compiled first."""
-    with exclusive():
+    with loading():
         _check_memory()
         missing = [unit for unit in units if unit not in _loaded]
         objects = find(missing)
@@ -279,9 +278,12 @@ def _provide(units: Sequence[str]) -> None:
         _load({**objects, **(_compile(rest) if rest else {})})
 
 
-@cache
+#: The engines of what is loaded, which stays as long as they do.
+_engines: list[Any] = []
+
+
 def _engine() -> Any:
-    """LLVM's engine that makes object files ready to run; they stay as long as it does."""
+    """A new engine of LLVM's, which makes object files ready to run."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
@@ -292,8 +294,9 @@ def _engine() -> Any:
 
 def _load(objects: Mapping[str, bytes]) -> None:
     with compiling():
-        engine = _engine()
+        engine = _engine()  # of these alone: an interrupt may leave one with a part of them
         for content in objects.values():
             engine.add_object_file(llvm.ObjectFileRef.from_data(content))
         engine.finalize_object()
+        _engines.append(engine)
         _loaded.update({unit: engine.get_function_address(symbol(unit)) for unit in objects})

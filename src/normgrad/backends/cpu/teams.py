@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import resource
 import sys
 import threading
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ... import memory, stacks, threads
+from ... import memory, threads
 from . import block as B
 from . import store, units
 
@@ -85,7 +84,8 @@ class _Workers:
             try:
                 while self._count < count:
                     work = partial(self._serve, self.address, self._count)
-                    stacks.start(work, f"normgrad-{self._count}")
+                    name = f"normgrad-{self._count}"
+                    threading.Thread(target=work, name=name, daemon=True).start()
                     self._count += 1
             except RuntimeError:  # as many as memory and the system's limits allow
                 pass
@@ -231,19 +231,6 @@ def _stack_sizes() -> list[int]:
     return sizes
 
 
-def have_room() -> bool:
-    """Whether the stacks of OpenMP's threads have room for kernels.
-
-    The runtime reads the variables once. Without them stacks are as large as that of the main
-    thread may become.
-    """
-    sizes = _stack_sizes()
-    if not sizes:
-        size = resource.getrlimit(resource.RLIMIT_STACK)[0]
-        sizes = [] if size == resource.RLIM_INFINITY else [size]
-    return min(sizes, default=2 * stacks.ROOM) >= 2 * stacks.ROOM
-
-
 def of_torch() -> tuple[int, ...] | None:
     """The addresses of PyTorch's OpenMP functions; None if they cannot be shared."""
     torch = sys.modules.get("torch")
@@ -254,7 +241,7 @@ def of_torch() -> tuple[int, ...] | None:
 
 @cache
 def _functions(torch: ModuleType) -> tuple[int, ...] | None:
-    if sys.platform != "linux" or torch.__file__ is None or not have_room():
+    if sys.platform != "linux" or torch.__file__ is None:
         return None
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
         with suppress(OSError, AttributeError):

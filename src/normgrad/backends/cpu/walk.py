@@ -25,18 +25,15 @@ from .intrinsics import (
     singles_at,
     smaller,
 )
-from .layout import LONGEST_PIECE, TILE_CHANNELS, TILE_POSITIONS
+from .layout import PIECE_BYTES, TILE_CHANNELS, TILE_POSITIONS
 from .sums import add_copies, carry, clear
 from .vectors import fill
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
-#: Sizes of arrays on the stack, which have to be the module's own.
-JOB_FIELDS, TILE_WORDS = B.JOB_FIELDS, TILE_POSITIONS * TILE_CHANNELS
-#: The words of a piece's weights along the row, and of these and biases.
-PIECE = LONGEST_PIECE * SINGLE_SIZE // DOUBLE
-PIECES = 2 * PIECE
+#: The size of an array on the stack, which has to be the module's own.
+JOB_FIELDS = B.JOB_FIELDS
 
 
 @helper
@@ -126,48 +123,49 @@ def start_piece(block, job, s, c, channels, position, rows, k, run):
         at = position % get(block, B.POSITIONS) * get(block, B.RUN) + k
         put(job, B.J_FIRST, at)
         at += s * get(block, B.OWN_PARAMETERS)
-        buffer = get(job, B.J_BUFFER)
-        put_along(block, job, B.J_WEIGHT, B.WEIGHT, get(block, B.ROW_WEIGHT), at, run, buffer)
-        buffer += PIECE * DOUBLE
-        put_along(block, job, B.J_BIAS, B.BIAS, get(block, B.ROW_BIAS), at, run, buffer)
+        copy = get(job, B.J_PIECES)
+        put_along(block, job, B.J_WEIGHT, B.WEIGHT, get(block, B.ROW_WEIGHT), at, run, copy)
+        copy += PIECE_BYTES
+        put_along(block, job, B.J_BIAS, B.BIAS, get(block, B.ROW_BIAS), at, run, copy)
 
 
 @helper
-def put_along(block, job, field, slot, address, at, run, buffer):
+def put_along(block, job, field, slot, address, at, run, copy):
     """Put the address of a piece's weights or biases along the row into a job.
 
-    Long rows' own, if they need conversion, are not copied whole, but to a buffer of the task's.
+    Long rows' own, if they need conversion, are not copied whole, but to a copy of the thread's.
     """
     size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
     put(job, field, address + at * size)
-    if address == 0 and get(job, B.J_BUFFER) != 0:
-        put(job, field, buffer)
+    if address == 0 and get(job, B.J_PIECES) != 0:
+        put(job, field, copy)
         if get(block, slot) != 0:
-            copy_along(block, slot, at, run, 0.0, buffer)
+            copy_along(block, slot, at, run, 0.0, copy)
 
 
 @helper
-def fill_absent(block, slot, value, buffer):
-    """Fill a piece's buffer with what stands for absent weights or biases."""
+def fill_absent(block, slot, value, copy):
+    """Fill a piece's copy with what stands for absent weights or biases."""
     if get(block, slot) == 0:
         if get(block, B.SINGLE) != 0:
-            fill(singles_at(buffer), get(block, B.RUN), value)
+            fill(singles_at(copy), get(block, B.RUN), value)
         else:
-            fill(doubles_at(buffer), get(block, B.RUN), value)
+            fill(doubles_at(copy), get(block, B.RUN), value)
 
 
 @helper
-def start_buffer(block, step, buffer):
-    """The address of a task's buffer for what lies along long rows, or 0 if the step reads none."""
+def start_pieces(block, step, scratch):
+    """The address of the copies of what lies along long rows, or 0 if the step reads none."""
     not_inlined()
     copies = get(block, B.ALONG) != 0 and get(block, B.COPIES) == 0
     writes = get(step, B.WRITE_KERNEL) | get(step, B.PARAMETER_KERNEL)
     if not copies or writes | get(step, B.SUMS_USES) & B.USES_DY == 0:
         return 0
-    fill_absent(block, B.WEIGHT, 1.0, address_of(buffer))
+    copy = scratch + get(block, B.PIECES_AT)
+    fill_absent(block, B.WEIGHT, 1.0, copy)
     if get(block, B.FORWARD) != 0:
-        fill_absent(block, B.BIAS, 0.0, address_of(shift(buffer, PIECE)))
-    return address_of(buffer)
+        fill_absent(block, B.BIAS, 0.0, copy + PIECE_BYTES)
+    return copy
 
 
 @helper
@@ -188,9 +186,10 @@ def move(block, tensor, address, tile, tile_step, writes, channels, rows, run):
 @helper
 def call_on_tile(block, kernel, tiles, whole, s, c, channels, position, rows, k, run):
     """Call a kernel for a piece of the tensors that is no larger than a tile."""
-    buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
+    tile_of_dy = get(whole, B.J_SCRATCH) + get(block, B.TILES_AT)
+    tile_of_x = tile_of_dy + get(block, B.TILE)
     # dx may share the tile of a tensor that was copied, since a kernel has read what it overwrites.
-    dx_tile = address_of(buffers[1] if tiles & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
+    tile_of_dx = tile_of_x if tiles & (B.USES_DY | B.USES_X) == B.USES_X else tile_of_dy
     tile_step = TILE_CHANNELS if get(block, B.COLUMNS) != 0 else TILE_POSITIONS
     addresses, job = int_buffer(3), int_buffer(JOB_FIELDS)
     place = elements_at(block, s, c, position, k)
@@ -206,7 +205,7 @@ def call_on_tile(block, kernel, tiles, whole, s, c, channels, position, rows, k,
     put(job, B.J_NEXT, 0)
     for tensor in range(3):
         if tiles >> tensor & 1:
-            tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
+            tile = tile_of_dx if tensor == 2 else tile_of_x if tensor == 1 else tile_of_dy
             if tensor < 2:
                 move(block, tensor, get(addresses, tensor), tile, tile_step, 0, channels, rows, run)
             put(addresses, tensor, tile)
@@ -214,7 +213,7 @@ def call_on_tile(block, kernel, tiles, whole, s, c, channels, position, rows, k,
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
     if tiles & B.USES_DX:
-        move(block, as_int64(2), place[2], dx_tile, tile_step, 1, channels, rows, run)
+        move(block, as_int64(2), place[2], tile_of_dx, tile_step, 1, channels, rows, run)
 
 
 @helper
@@ -385,8 +384,8 @@ def carry_slot(block, slot, s, terms):
 
 
 @helper
-def run_task(block, step, task):
-    """Run one task: the step's work on the task's tile."""
+def run_task(block, step, scratch, task):
+    """Run one task, with a thread's scratch memory: the step's work on the task's tile."""
     not_inlined()
     channels, size = get(step, B.ALL_CHANNELS), get(step, B.CHANNEL_BLOCK)
     parts = get(step, B.PARTS)
@@ -411,7 +410,7 @@ def run_task(block, step, task):
     job = int_buffer(JOB_FIELDS)
     sets, terms = get(step, B.SETS_PER_TASK), 0
     adds = columns and sums_parameters(block) and get(block, B.SLOTS) != 0
-    buffer = start_buffer(block, step, int_buffer(PIECES))
+    copies = start_pieces(block, step, scratch)
     for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
         if adds and (own != 0 or s == turn * sets):
             clear_slot(block, slot, s)
@@ -423,7 +422,8 @@ def run_task(block, step, task):
                 if before & B.DO_COEFFICIENTS:
                     call(coefficients, (block, s, base, b0, b1))
             start_job(block, job, base, part)
-            put(job, B.J_BUFFER, buffer)
+            put(job, B.J_PIECES, copies)
+            put(job, B.J_SCRATCH, scratch)
             if sums != 0:
                 sum_channels(block, step, job, s, b0, b1, first, last, after == 0)
             if after != 0:
@@ -443,7 +443,8 @@ def run_task(block, step, task):
         call(arithmetic, (block, finally_, 0, 0, c0, c1))
 
 
-def run_tasks(block, step, first, last):
-    """Run some of a step's tasks one after the other."""
+def run_tasks(block, step, number, first, last):
+    """Run some of a step's tasks one after the other, with the scratch memory of this number."""
+    scratch = get(block, B.WORKSPACE) + get(block, B.W_SCRATCH) + number * get(block, B.SCRATCH)
     for task in range(first, last):
-        run_task(block, step, task)
+        run_task(block, step, scratch, task)

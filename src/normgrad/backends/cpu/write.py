@@ -23,14 +23,13 @@ from .intrinsics import (
     get,
     item_size,
     not_inlined,
-    real_buffer,
     reals_at,
     smaller,
 )
 from .lanes import lanes_of, load_lanes, splat_like
 from .layout import PAGE
 from .parts import merge_part, over_row, store_part
-from .reduce import BUFFER, QUARTERS, block_of, fill_row, quarters, shape_of, streams_lines, three
+from .reduce import QUARTERS, block_of, buffer, fill_row, quarters, shape_of, streams_lines, three
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -266,8 +265,8 @@ def write_columns(operation, dy, x, dx, job):
     per, steps = get(block_of(job), B.PER_GROUP), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
     terms = (
-        real_buffer(BUFFER, x), real_buffer(BUFFER, x), real_buffer(BUFFER, x),
-        real_buffer(BUFFER, x), real_buffer(BUFFER, x),
+        reals_at(buffer(job, 0), x), reals_at(buffer(job, 1), x), reals_at(buffer(job, 2), x),
+        reals_at(buffer(job, 3), x), reals_at(buffer(job, 4), x),
     )  # fmt: skip
     for i in range(coefficient_count(operation)):
         # Each channel has its own gain and shift.

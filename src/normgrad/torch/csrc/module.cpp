@@ -18,10 +18,9 @@
 namespace normgrad {
 namespace {
 
-// Python's functions planning.plan and stacks.learn, of the newest import of normgrad, and the class
-// of PyTorch's mode for devices. They are never destroyed, since threads may outlive Python.
-py::object &planner = *new py::object(), &stack_learner = *new py::object(),
-           &device_mode = *new py::object();
+// Python's function planning.plan, of the newest import of normgrad, and the class of PyTorch's mode
+// for devices. They are never destroyed, since threads may outlive Python.
+py::object &planner = *new py::object(), &device_mode = *new py::object();
 
 bool read_integer(PyObject* value, Choice& choice) {
   int overflow = 0;
@@ -302,15 +301,6 @@ std::shared_ptr<const Plan> ask(
   }
 }
 
-bool learn_stack() {
-  if (Py_IsInitialized() == 0) {
-    return false;
-  }
-  const py::gil_scoped_acquire gil;
-  stack_learner();
-  return true;
-}
-
 }  // namespace normgrad
 
 PYBIND11_MODULE(_native, module) {
@@ -325,10 +315,7 @@ PYBIND11_MODULE(_native, module) {
       .def("__call__", &Prepared::run);
   module.def("has_observers", has_observers);
   device_mode = py::module_::import("torch.utils._device").attr("DeviceContext");
-  module.def("connect", [](py::object plan, py::object learn) {
-    planner = std::move(plan);
-    stack_learner = std::move(learn);
-  });
+  module.def("connect", [](py::object plan) { planner = std::move(plan); });
   module.def("add_operator", [](std::string name) {
     functions().emplace_back(std::move(name), false);
     return functions().size() - 1;
