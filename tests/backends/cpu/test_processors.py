@@ -50,7 +50,9 @@ def test_a_processor_that_cannot_convert_float16(tmp_path):
         **os.environ, "NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "",
         cache.VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path),
     }  # fmt: skip
-    script = "import numpy as np, normgrad as ng; x = np.ones((2, 3)); ng.batch_norm(x, training=True)"
+    script = (
+        "import numpy as np, normgrad as ng; x = np.ones((2, 3)); ng.batch_norm(x, training=True)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
     )
