@@ -159,7 +159,7 @@ _LEVELS = (
     "print(*(name for name, level in LEVELS.items() if level.architecture == '{}'))"
 )
 #: What builds the library for the PyTorch that is installed.
-_LIBRARY = "from normgrad.torch_build import build; build()"
+_LIBRARY = "from normgrad.support.torch_build import build; build()"
 _MOST_BYTES = 20_000_000
 
 

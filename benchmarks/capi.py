@@ -4,7 +4,7 @@
 
 Starting is measured from the start of a C program, with nothing in its environment, to its first
 result; kernels are on disk. That program also times small calls, of shape (1, 2, 4). The large call
-is made through the libraries, by ctypes, alternating with normgrad.aclnn in one process.
+is made through the libraries, by ctypes, alternating with normgrad.dialects.aclnn in one process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from normgrad import aclnn
 from normgrad.bench import timing
-from normgrad.capi import build
-from normgrad.capi.declarations import DIALECTS, functions_of
+from normgrad.dialects import aclnn
+from normgrad.dialects.c import build
+from normgrad.dialects.c.declarations import DIALECTS, functions_of
 from normgrad.testing.c_functions import find
 
 STARTS, SMALL_ROUNDS, LARGE_ROUNDS = 15, 2001, 41

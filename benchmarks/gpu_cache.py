@@ -70,8 +70,8 @@ def made_by() -> dict[str, str]:
     from triton.compiler.compiler import make_backend
     from triton.runtime.cache import triton_key
 
-    from normgrad import cache
     from normgrad.backends.triton import runtime
+    from normgrad.support import cache
 
     sources = sorted(Path(runtime.__file__).parent.glob("*.py"))
     backend = make_backend(target())

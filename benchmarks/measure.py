@@ -25,7 +25,7 @@ from normgrad import cli
 from normgrad.bench import timing
 from normgrad.cli import info, lack, show
 from normgrad.cli.files import UNCHANGED, InputError, blaming, blaming_file, one_of
-from normgrad.machine import this_machine
+from normgrad.support.machine import this_machine
 
 if TYPE_CHECKING:
     from measuring.device import Device

@@ -25,7 +25,7 @@ import normgrad
 from normgrad.backends.cpu import schedule
 from normgrad.backends.cpu.policy import Policy, policy_of
 from normgrad.bench import timing
-from normgrad.machine import this_machine
+from normgrad.support.machine import this_machine
 
 #: What a threshold is multiplied by.
 FACTORS = (0.25, 0.5, 2, 4)

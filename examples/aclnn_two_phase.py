@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from normgrad import aclnn
+from normgrad.dialects import aclnn
 
 t = aclnn.tensor
 

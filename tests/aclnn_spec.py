@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normgrad import aclnn
+from normgrad.dialects import aclnn
 
 BN, REDUCE, ELEMT, GN = (
     f"aclnn{name}" for name in

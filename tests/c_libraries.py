@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normgrad.capi import build
+from normgrad.dialects.c import build
 
 
 def built(factory: pytest.TempPathFactory, sanitizer: str | None = None) -> Path:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from support import FULL, INTERPRETED, sampled
 
-from normgrad import torch_build
 from normgrad.backends.cpu import store, units
+from normgrad.support import torch_build
 
 # A shell that runs the tests in the background makes them, and all processes that they start,
 # ignore interrupts, but tests of interrupts need them.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normgrad import dtypes
+from normgrad.tensors import dtypes
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,7 @@ import pytest
 from support import BFLOAT16, check, named
 
 import normgrad as ng
-from normgrad import devices
+from normgrad.tensors import devices
 
 torch = pytest.importorskip("torch")
 

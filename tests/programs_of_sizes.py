@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from normgrad import dtypes
-from normgrad.symbolic import Op
+from normgrad.tensors import dtypes
+from normgrad.tensors.symbolic import Op
 
 COMPUTED = {
     Op.ADD: lambda x, y: x + y,

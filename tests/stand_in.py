@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from normgrad import devices, dlpack, frameworks, plans
 from normgrad.backends import choice
 from normgrad.backends.cpu import runtime as cpu_runtime
 from normgrad.backends.cpu import schedule as cpu
-from normgrad.machine import Machine
-from normgrad.overlap import usable_size
-from normgrad.problem import WORKSPACE
+from normgrad.plans import plan as plans
+from normgrad.plans.problem import WORKSPACE
+from normgrad.support.machine import Machine
+from normgrad.tensors import devices, dlpack, frameworks
+from normgrad.tensors.overlap import usable_size
 
 PACKAGE = "normgrad.backends.triton"
 ALIGNMENT = 256

@@ -14,13 +14,15 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 
-from normgrad import dtypes, plans, precision
 from normgrad.backends import choice
 from normgrad.backends.cpu import schedule
 from normgrad.backends.cpu.policy import Policy, policy_of
 from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
-from normgrad.reference import Exact
+from normgrad.operators import precision
+from normgrad.operators.reference import Exact
+from normgrad.plans import plan as plans
+from normgrad.tensors import dtypes
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - tests import these from here
 from normgrad.testing import LAYOUTS as LAYOUTS
 from normgrad.testing import Call as Case

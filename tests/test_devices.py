@@ -11,9 +11,11 @@ from stand_in import Array, Namespace
 from support import FLOATS, OPERATORS, bits, make, named
 
 import normgrad as ng
-from normgrad import TensorSpec, dlpack, frameworks, plans
+from normgrad import TensorSpec
 from normgrad.backends import choice
-from normgrad.problem import WORKSPACE
+from normgrad.plans import plan as plans
+from normgrad.plans.problem import WORKSPACE
+from normgrad.tensors import dlpack, frameworks
 
 torch = pytest.importorskip("torch")
 
@@ -482,7 +484,7 @@ def test_workspaces_on_a_gpu(seen, on_gpu):
 
 
 def test_dialects_are_the_cpu_s(seen, on_gpu):
-    from normgrad import aclnn, infiniop
+    from normgrad.dialects import aclnn, infiniop
 
     x, v = on_gpu(torch.zeros(3, 4, 5)), np.zeros(4, F)
     refuse(ValueError, "array: on device cuda:0; allowed: cpu", lambda: aclnn.tensor(x))

@@ -1,6 +1,7 @@
 """Every norm, forward and backward, against formulas of this file's own in long double.
 
-Nothing of normgrad.reference or normgrad.precision is used, lest an error there be ours as well.
+Nothing of normgrad.operators.reference or normgrad.operators.precision is used, lest an error there
+be ours as well.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ import pytest
 from support import FLOATS, OPERATORS, bits, check, make, named
 
 import normgrad as ng
-import normgrad.aclnn
-from normgrad import dlpack, frameworks
-from normgrad.layout import contiguous_strides
+from normgrad.dialects import aclnn
 from normgrad.operators.by_name import PLANNED
+from normgrad.tensors import dlpack, frameworks
+from normgrad.tensors.strides import contiguous_strides
 from normgrad.testing import FORWARD
 
 torch = pytest.importorskip("torch")
@@ -155,7 +155,7 @@ def test_a_tangent_that_would_be_lost():
             ng.layer_norm(x, 4, dual)
         assert torch.equal(ng.layer_norm(x, 4, dual.detach()).output, expected)
         with pytest.raises(ValueError, match=f"^array: {re.escape(reason[8:])}$"):
-            ng.aclnn.tensor(dual)
+            aclnn.tensor(dual)
 
 
 def test_a_gradient_of_a_subclass_and_of_a_negated_view():
@@ -181,11 +181,11 @@ def test_other_memory_whose_gradient_would_be_lost():
             plan.run(x, x, workspace=memory)
     parameter = torch.nn.Parameter(x)
     with pytest.raises(ValueError, match=f"^array: {lost}"):
-        ng.aclnn.tensor(parameter)
-    with pytest.raises(ng.aclnn.AclnnError, match=f"tensorData: {lost}"):
-        ng.aclnn.aclCreateTensor([3, 4, 5], 0, [20, 5, 1], 0, 2, [3, 4, 5], parameter)
+        aclnn.tensor(parameter)
+    with pytest.raises(aclnn.AclnnError, match=f"tensorData: {lost}"):
+        aclnn.aclCreateTensor([3, 4, 5], 0, [20, 5, 1], 0, 2, [3, 4, 5], parameter)
     with torch.no_grad():
-        assert ng.aclnn.tensor(parameter).dims == (3, 4, 5)
+        assert aclnn.tensor(parameter).dims == (3, 4, 5)
 
 
 def test_results_that_are_masked_off_may_require_gradients():
@@ -522,7 +522,7 @@ def test_storages_that_are_too_small(size, offset, room):
     with pytest.raises(ValueError, match=r"^workspace: a storage of "):
         plan.run(x, x, m, save_mean=m, workspace=scratch)
     with pytest.raises(ValueError, match=f"^array: a storage of {room} bytes"):
-        ng.aclnn.tensor(small)
+        aclnn.tensor(small)
 
 
 def test_a_view_of_a_storage_that_was_freed():

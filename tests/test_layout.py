@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normgrad import layout
-from normgrad.layout import Axis, Region
+from normgrad.tensors import strides as layout
+from normgrad.tensors.strides import Axis, Region
 
 VIEWS = st.lists(st.tuples(st.integers(0, 4), st.integers(-7, 7)), min_size=0, max_size=4)
 

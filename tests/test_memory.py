@@ -12,7 +12,7 @@ import pytest
 from support import make
 
 import normgrad as ng
-from normgrad import memory
+from normgrad.support import memory
 
 
 def test_large_results_start_at_a_cache_line():

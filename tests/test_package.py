@@ -60,10 +60,10 @@ def test_a_first_call_imports_nothing_that_a_fork_would_not_wait_for():
     assert (
         python(
             "import sys, numpy as np\n"
-            "from normgrad.capi import bridge\n"
-            "from normgrad import aclnn\n"
-            "from normgrad.aclnn import tensor as t\n"
-            "from normgrad.loading import LOADING\n"
+            "from normgrad.dialects.c import bridge\n"
+            "from normgrad.dialects import aclnn\n"
+            "from normgrad.dialects.aclnn import tensor as t\n"
+            "from normgrad.support.loading import LOADING\n"
             "class Finder:\n"
             "    def find_spec(self, name, path=None, target=None):\n"
             "        if not LOADING._is_owned():\n"

@@ -13,9 +13,10 @@ import pytest
 from support import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
 
 import normgrad as ng
-from normgrad import TensorSpec, plans
+from normgrad import TensorSpec
 from normgrad.backends.cpu import block
 from normgrad.operators.by_name import PLANNED
+from normgrad.plans import plan as plans
 from normgrad.testing.tensors import FORWARD
 
 

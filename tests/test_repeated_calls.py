@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import normgrad as ng
-from normgrad import frameworks, plans
 from normgrad.operators.by_name import PLANNED
+from normgrad.plans import plan as plans
+from normgrad.tensors import frameworks
 from normgrad.testing import FORWARD
 
 from .support import INTERPRETED, OPERATORS, bits, make, named

@@ -7,8 +7,9 @@ import math
 import pytest
 from programs_of_sizes import evaluate
 
-from normgrad import dtypes, layout
-from normgrad.symbolic import Program, bits_of_real, gcd
+from normgrad.tensors import dtypes
+from normgrad.tensors import strides as layout
+from normgrad.tensors.symbolic import Program, bits_of_real, gcd
 
 FUNCTIONS = {
     "sum": lambda a, b: a + b + 3 + (2 + a),

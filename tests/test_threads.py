@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import normgrad as ng
-from normgrad import threads
 from normgrad.backends.cpu import teams
-from normgrad.machine import this_machine
+from normgrad.support import threads
+from normgrad.support.machine import this_machine
 
 CORES = this_machine().cores
 

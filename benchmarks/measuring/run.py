@@ -8,8 +8,8 @@ import torch
 
 from normgrad.backends.cpu import teams
 from normgrad.bench import timing
-from normgrad.loading import KernelError
-from normgrad.settings import SettingError
+from normgrad.support.loading import KernelError
+from normgrad.support.settings import SettingError
 
 from . import contenders
 from .contenders import Ready

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from normgrad import cache as folders
+from normgrad.support import cache as folders
 
 #: The numbers of processes without and with kernels on disk; compiling takes seconds.
 COLD_RUNS, WARM_RUNS = 3, 7

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import normgrad.torch
-from normgrad import aclnn
 from normgrad.bench.timing import Call
+from normgrad.dialects import aclnn
 
 from .data import Data
 from .suite import BFLOAT16, DENSE, Case, Operator

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from normgrad import dtypes
+from normgrad.tensors import dtypes
 
 Shape = tuple[int, ...]
 Grouped = tuple[Shape, int]  # a shape and its number of groups, 0 for batch norm

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normgrad
-from normgrad import dtypes, precision, reference
+from normgrad.operators import precision, reference
+from normgrad.tensors import dtypes
 
 BATCH = 32
 CHANNELS = 16
@@ -258,7 +259,7 @@ def main() -> None:
             save(call, path)
             saved.append((call, path))
 
-    print("\nlargest error, in units of the bound (normgrad.precision)")
+    print("\nlargest error, in units of the bound (normgrad.operators.precision)")
     print(f"{'file':32} {'gradient':12} {'dtype':9} {'normgrad':>9} {'torch':>9}")
     for call, path in saved:
         compare(call, path)

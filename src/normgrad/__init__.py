@@ -32,9 +32,9 @@ from .operators.sync_batch_norm import (
     batch_norm_gather_stats_with_counts,
     batch_norm_stats,
 )
-from .plans import Plan
-from .tensor import TensorSpec
-from .threads import get_num_threads, set_num_threads
+from .plans.plan import Plan
+from .support.threads import get_num_threads, set_num_threads
+from .tensors.specs import TensorSpec
 
 __version__ = "0.1.0"
 

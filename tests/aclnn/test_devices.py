@@ -8,8 +8,8 @@ import ml_dtypes  # noqa: F401 - names bfloat16
 import numpy as np
 import pytest
 
-from normgrad import aclnn
-from normgrad.aclnn import devices
+from normgrad.dialects import aclnn
+from normgrad.dialects.aclnn import devices
 
 DOCS = Path(__file__).parents[2] / "docs"
 NULLS = dict.fromkeys(

@@ -33,7 +33,7 @@ from aclnn_spec import (
 )  # fmt: skip
 
 import normgrad
-from normgrad import aclnn
+from normgrad.dialects import aclnn
 
 Case = tuple[dict[str, Any], str | None, int]
 RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NCDHW": 5}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from aclnn_spec import A2, A3, BN, HAS, INVALID, NULL, OK, T, X, arguments, phase_1, status_of
 
-from normgrad import aclnn, plans
-from normgrad.aclnn import phases
+from normgrad.dialects import aclnn
+from normgrad.dialects.aclnn import phases
+from normgrad.plans import plan as plans
 
 
 def checks_of(monkeypatch, module):

@@ -26,8 +26,8 @@ from aclnn_spec import (
 )
 
 import normgrad as ng
-from normgrad import aclnn
-from normgrad.aclnn import products
+from normgrad.dialects import aclnn
+from normgrad.dialects.aclnn import products
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 RNG = np.random.default_rng(20)
@@ -545,7 +545,7 @@ def test_constants_have_cann_s_numbers():
 
 
 def test_something_unforeseen(monkeypatch):
-    from normgrad.aclnn import phases
+    from normgrad.dialects.aclnn import phases
 
     def broken(*_):
         raise RuntimeError("the moon")

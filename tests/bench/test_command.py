@@ -11,7 +11,7 @@ import pytest
 from measuring import startup
 from measuring.suite import IMAGES, Operator
 
-from normgrad import cache
+from normgrad.support import cache
 
 CASE = "train/8x16x8x8/float32/contiguous"
 BENCHMARKS = str(Path(measure.__file__).parent)

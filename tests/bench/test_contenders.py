@@ -9,8 +9,9 @@ import pytest
 from measuring.suite import CALL, DENSE, IMAGES, MIXED, Case, Layout, Operator, Part
 from support import sampled
 
-from normgrad import dtypes, precision, reference
+from normgrad.operators import precision, reference
 from normgrad.operators.by_name import PLANNED
+from normgrad.tensors import dtypes
 
 torch_ = pytest.importorskip("torch")
 

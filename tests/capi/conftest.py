@@ -13,8 +13,8 @@ from pathlib import Path
 import c_libraries
 import pytest
 
-from normgrad.capi import build
-from normgrad.capi.declarations import DIALECTS
+from normgrad.dialects.c import build
+from normgrad.dialects.c.declarations import DIALECTS
 
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 #: The compiler and language standard of the examples, by suffix.

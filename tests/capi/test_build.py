@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from normgrad import compilers
-from normgrad.capi import build, declarations
-from normgrad.capi.declarations import DIALECTS, HEADERS, functions_of
 from normgrad.cli.app import app
+from normgrad.dialects.c import build, declarations
+from normgrad.dialects.c.declarations import DIALECTS, HEADERS, functions_of
+from normgrad.support import compilers
 
 from .conftest import LANGUAGES, STRICT, run
 

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from normgrad import dtypes, precision, reference
+from normgrad.operators import precision, reference
+from normgrad.tensors import dtypes
 
 from .conftest import run
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support import FULL, sampled
 
-from normgrad.capi import build
-from normgrad.capi.declarations import functions_of
+from normgrad.dialects.c import build
+from normgrad.dialects.c.declarations import functions_of
 
 from .conftest import STRICT, python_environment, run
 
@@ -186,14 +186,14 @@ OUTPUT = f"""0 0
 
 @pytest.mark.parametrize(
     "before",
-    ["", "import torch", "import normgrad; normgrad.aclnn", "import numba, numpy"],
+    ["", "import torch", "import normgrad.dialects.aclnn", "import numba, numpy"],
     ids=["bare", "torch", "normgrad", "numba"],
 )
 def test_inside_a_running_python(libraries, before):
     if "torch" in before:
         pytest.importorskip("torch")
     script = IN_PYTHON.format(before=before, lib=str(libraries.out / "lib"))
-    script = script.replace("normgrad.aclnn", "import normgrad.aclnn")
+    script = script.replace("normgrad.dialects.aclnn", "import normgrad.dialects.aclnn")
     done = run(sys.executable, "-W", "error", "-c", script, env=python_environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, OUTPUT, "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normgrad.aclnn.contracts import CONTRACTS
+from normgrad.dialects.aclnn.contracts import CONTRACTS
 
 
 def row_of(text, name):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from normgrad import dtypes
 from normgrad.cli import files
+from normgrad.tensors import dtypes
 
 F = np.float32
 #: Far more than any of the files, far less than any of them claims.

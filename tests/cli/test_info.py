@@ -9,11 +9,11 @@ from importlib import metadata
 import pytest
 
 import normgrad
-from normgrad import cache
 from normgrad.backends.cpu import store, target
 from normgrad.cli import info
-from normgrad.machine import this_machine
 from normgrad.operators.by_name import OPERATORS
+from normgrad.support import cache
+from normgrad.support.machine import this_machine
 
 
 def test_info(cli, monkeypatch):

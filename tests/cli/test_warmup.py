@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from normgrad import cache, dtypes, torch_build
 from normgrad.backends.cpu import processes, store, units
 from normgrad.cli import warmup as typical
 from normgrad.operators.by_name import PLANNED
+from normgrad.support import cache, torch_build
+from normgrad.tensors import dtypes
 
 
 def named(programs):

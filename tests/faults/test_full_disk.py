@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from normgrad import writing
+from normgrad.support import writing
 
 from .conftest import python
 

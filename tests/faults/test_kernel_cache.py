@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from normgrad.cache import VARIABLE
+from normgrad.support.cache import VARIABLE
 
 from .conftest import TIMEOUT, command, environment, python
 

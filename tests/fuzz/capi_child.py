@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from normgrad.capi.declarations import DIALECTS, HEADERS
+from normgrad.dialects.c.declarations import DIALECTS, HEADERS
 
 
 class Libraries:

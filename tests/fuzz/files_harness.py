@@ -24,8 +24,8 @@ import atheris
 import numpy as np
 
 with atheris.instrument_imports(include=["normgrad.cli.files", "zipfile", "numpy.lib"]):
-    from normgrad import dtypes
     from normgrad.cli import files
+    from normgrad.tensors import dtypes
 
 #: Beside what is promised of a file: the interpreter's own small change.
 _INTERPRETER = 1 << 20

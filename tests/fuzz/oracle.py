@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from support import units_of
 
-from normgrad import dtypes, precision, reference
+from normgrad.operators import precision, reference
+from normgrad.tensors import dtypes
 
 from .hostile import Operator
 

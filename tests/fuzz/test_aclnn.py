@@ -15,7 +15,7 @@ from fuzz.ledger import cases, count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normgrad import aclnn
+from normgrad.dialects import aclnn
 
 SURFACE = "aclnn"
 STATUSES = {161001, 161002, 361001, 561000, 561003}

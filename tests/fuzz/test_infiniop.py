@@ -12,7 +12,7 @@ from fuzz.ledger import cases, count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normgrad import infiniop
+from normgrad.dialects import infiniop
 
 SURFACE = "infiniop"
 OUTPUTS = ("grad_input", "grad_weight", "grad_bias")

@@ -18,10 +18,10 @@ from support import FLOATS, make
 from triton_programs import PASSES, forward_case
 
 import normgrad as ng
-from normgrad import plans
 from normgrad.backends import choice
 from normgrad.backends.triton import device, selfcheck
 from normgrad.backends.triton.device import Device
+from normgrad.plans import plan as plans
 
 torch = pytest.importorskip("torch")
 

@@ -319,7 +319,7 @@ def test_memory():
 
 
 def test_dialects_are_the_cpu_s():
-    from normgrad import aclnn
+    from normgrad.dialects import aclnn
 
     x = torch.zeros(3, 4, device=GPU)
     refuse(ValueError, f"array: on device {GPU}; allowed: cpu", lambda: aclnn.tensor(x))

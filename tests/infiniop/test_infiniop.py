@@ -8,9 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import normgrad as ng
-from normgrad import contract, plans
-from normgrad import infiniop as op
+from normgrad.dialects import infiniop as op
+from normgrad.operators import contract
+from normgrad.plans import plan as plans
+from normgrad.tensors import dtypes
 
 DTYPES = {
     "INVALID": 0, "BYTE": 1, "BOOL": 2, "I8": 3, "I16": 4, "I32": 5, "I64": 6, "U8": 7, "U16": 8,
@@ -111,7 +112,7 @@ def test_the_whole_sequence(shape, dtype):
     factor = 16 if dtype == "F32" else 1.05
     for found, true, scale in zip((dx, dw, db), right, scales, strict=True):
         error = np.abs(found.astype(np.float64) - true)
-        assert (error <= factor * unit * scale + ng.dtypes.parse(kind).smallest_subnormal).all()
+        assert (error <= factor * unit * scale + dtypes.parse(kind).smallest_subnormal).all()
     op.infiniopDestroyBatchNormBackwardDescriptor(operator)
     op.infiniopDestroyHandle(handle)
 

@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 from support import lay_out
 
-from normgrad import dtypes, precision
-from normgrad.contract import GRAD_INPUT, GRAD_OUT, INPUT, Kind, Operator, Output, Parameter
-from normgrad.plans import call
-from normgrad.problem import Role
-from normgrad.reference import Exact
+from normgrad.operators import precision
+from normgrad.operators.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    Kind,
+    Operator,
+    Output,
+    Parameter,
+)
+from normgrad.operators.reference import Exact
+from normgrad.plans.plan import call
+from normgrad.plans.problem import Role
+from normgrad.tensors import dtypes
 
 _WEIGHT = Parameter("weight", Kind.CHANNEL, Role.WEIGHT)
 _INVSTD = Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True)

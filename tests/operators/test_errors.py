@@ -394,7 +394,7 @@ class Liar(Pretender):
         self.lies = lies
 
     def __dlpack__(self, **_):
-        from normgrad import dlpack
+        from normgrad.tensors import dlpack
 
         capsule = self.array.__dlpack__()
         tensor, _ = dlpack._tensor_in(capsule)

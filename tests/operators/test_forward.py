@@ -19,7 +19,7 @@ from support import (
 )
 
 import normgrad as ng
-from normgrad import precision, reference
+from normgrad.operators import precision, reference
 
 KINDS = ("train", "eval", "elemt", "group_norm")
 

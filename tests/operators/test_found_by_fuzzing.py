@@ -8,7 +8,7 @@ import pytest
 from support import make, run
 
 import normgrad as ng
-from normgrad import reference
+from normgrad.operators import reference
 
 F = np.float32
 

@@ -10,8 +10,9 @@ import pytest
 from support import FLOATS, HALVES, INTERPRETED, OPERATORS, make, named, run
 
 import normgrad as ng
-from normgrad import dtypes, precision
-from normgrad.reference import Exact
+from normgrad.operators import precision
+from normgrad.operators.reference import Exact
+from normgrad.tensors import dtypes
 from normgrad.testing import FORWARD
 
 #: The largest numbers, and the numbers from which on rounding gives infinity.

@@ -9,7 +9,8 @@ import pytest
 from support import FLOATS, lay_out
 
 import normgrad as ng
-from normgrad import dtypes, precision, reference
+from normgrad.operators import precision, reference
+from normgrad.tensors import dtypes
 
 #: Large means, small deviations: what sums that are not centred get wrong.
 RATIOS = [0.0, 1.0, 1e3, 1e5]

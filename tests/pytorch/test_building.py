@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
-from normgrad import cache, notices, torch_build  # noqa: E402
-from normgrad.compilers import BuildError  # noqa: E402
-from normgrad.settings import SettingError  # noqa: E402
+from normgrad.support import cache, notices, torch_build  # noqa: E402
+from normgrad.support.compilers import BuildError  # noqa: E402
+from normgrad.support.settings import SettingError  # noqa: E402
 
 #: A compiler that notes each of its runs, and writes the library once it is allowed to.
 COMPILER = """#!/bin/sh
@@ -27,7 +27,7 @@ echo run >> "$RUNS"
 until [ -e "$GO" ]; do sleep 0.05; done
 echo library > "$2"
 """
-BUILD = "from normgrad.torch_build import build; print(build())"
+BUILD = "from normgrad.support.torch_build import build; print(build())"
 #: The seconds within which processes that import PyTorch on a busy machine show a result.
 PATIENCE = 240
 
@@ -223,7 +223,7 @@ def test_what_is_no_library_is_not_loaded(folder, monkeypatch, make):
     path = torch_build.path()
     there.mkdir()
     make(path, built)
-    program = "import normgrad.torch; print(normgrad.torch_build.missing())"
+    program = "import normgrad.torch; print(normgrad.support.torch_build.missing())"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
     )

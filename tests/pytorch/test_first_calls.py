@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
-from normgrad import torch_build  # noqa: E402
+from normgrad.support import torch_build  # noqa: E402
 from normgrad.torch import native, planning  # noqa: E402
 
 F, theirs = nt.functional, torch.nn.functional

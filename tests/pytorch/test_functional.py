@@ -9,8 +9,9 @@ import pytest
 from support import FLOATS, Case, check
 
 import normgrad
-from normgrad import dtypes, precision
-from normgrad.reference import Exact
+from normgrad.operators import precision
+from normgrad.operators.reference import Exact
+from normgrad.tensors import dtypes
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")

@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import normgrad  # noqa: E402
-from normgrad import cache, notices, torch_build  # noqa: E402
 from normgrad.backends import NativeSchedule  # noqa: E402
 from normgrad.backends.cpu.runtime import Runner  # noqa: E402
 from normgrad.backends.triton import cuda_driver  # noqa: E402
-from normgrad.problem import WORKSPACE, Role  # noqa: E402
-from normgrad.settings import SettingError  # noqa: E402
+from normgrad.plans.problem import WORKSPACE, Role  # noqa: E402
+from normgrad.support import cache, notices, torch_build  # noqa: E402
+from normgrad.support.settings import SettingError  # noqa: E402
 from normgrad.torch import native  # noqa: E402
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support import FLOATS, FULL
 
-from normgrad import dtypes, precision, reference
+from normgrad.operators import precision, reference
+from normgrad.tensors import dtypes
 
 torch = pytest.importorskip("torch")
 

@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
 
-from normgrad import plans  # noqa: E402
 from normgrad.backends import choice  # noqa: E402
 from normgrad.backends.cpu import units  # noqa: E402
+from normgrad.plans import plan as plans  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

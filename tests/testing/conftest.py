@@ -8,7 +8,7 @@ from pathlib import Path
 import c_libraries
 import pytest
 
-from normgrad.aclnn import products
+from normgrad.dialects.aclnn import products
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from support import sampled
 from trials import allowed, apart, compiled, of, tried, unmet, words
 
-from normgrad.aclnn import products
+from normgrad.dialects.aclnn import products
 from normgrad.testing import aclnn, load
 from normgrad.testing.cases import Topic
 

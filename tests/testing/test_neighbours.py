@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from normgrad import rules
-from normgrad.aclnn import products
-from normgrad.aclnn.contracts import CONTRACTS
-from normgrad.infiniop import ANY_PRODUCT, CONTRACT
+from normgrad.dialects import rules
+from normgrad.dialects.aclnn import products
+from normgrad.dialects.aclnn.contracts import CONTRACTS
+from normgrad.dialects.infiniop import ANY_PRODUCT, CONTRACT
 from normgrad.testing import aclnn, infiniop
 from normgrad.testing.neighbours import breach
 

@@ -9,8 +9,10 @@ from support import HALVES, Producer, sampled
 from trials import of, tried
 
 import normgrad as ng
-from normgrad import dtypes, precision, reference, testing
-from normgrad.reference import Exact
+from normgrad import testing
+from normgrad.operators import precision, reference
+from normgrad.operators.reference import Exact
+from normgrad.tensors import dtypes
 from normgrad.testing import Level, Topic
 from normgrad.testing.changes import LONG_SUMS
 from normgrad.testing.outcomes import convention, wrong

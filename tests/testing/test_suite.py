@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from support import sampled
 
-from normgrad import dtypes, testing
+from normgrad import testing
 from normgrad.operators.by_name import FUNCTIONS, PLANNED
+from normgrad.tensors import dtypes
 from normgrad.testing import Level, changes, suite
 from normgrad.testing.cases import Topic
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from normgrad.aclnn import products
+from normgrad.dialects.aclnn import products
 from normgrad.testing import SubjectError, aclnn, infiniop, load
 from normgrad.testing.cases import Topic
 from normgrad.testing.suites import SUITES

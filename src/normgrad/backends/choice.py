@@ -14,14 +14,15 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .. import devices, memory
-from ..loading import loading
-from ..machine import this_machine
-from ..settings import SettingError
+from ..support import memory
+from ..support.loading import loading
+from ..support.machine import this_machine
+from ..support.settings import SettingError
+from ..tensors import devices
 from .cpu import schedule as cpu
 
 if TYPE_CHECKING:
-    from ..problem import Problem
+    from ..plans.problem import Problem
     from .cpu import runtime as cpu_runtime
     from .triton import runtime as triton_runtime
     from .triton import schedule as triton

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
-from ..unusable import shorten
+from ..tensors.unusable import shorten
 
 #: The packages of the extra ``cli`` that all commands need.
 _NEEDED = ("typer", "rich", "safetensors")
@@ -129,7 +129,7 @@ def _run() -> None:
     if needs := lack(*_NEEDED):
         say(f"the command line {needs}")
         sys.exit(UNUSABLE)
-    from .. import memory
+    from ..support import memory
     from .app import app
 
     memory.need("reading the command", PARSER_MEMORY)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..rules import Contract, Parameter, Product, Scalar
+from ..dialects.rules import Contract, Parameter, Product, Scalar
 from . import show
 from .files import InputError
 
@@ -31,8 +31,8 @@ def contract(
     ] = None,
 ) -> None:
     """Print an operator's contract, or all of them: what is checked, from the same table."""
-    from ..aclnn.contracts import CONTRACTS
-    from ..aclnn.products import PRODUCTS, find
+    from ..dialects.aclnn.contracts import CONTRACTS
+    from ..dialects.aclnn.products import PRODUCTS, find
 
     contracts = _select(operator, CONTRACTS)
     try:

@@ -9,8 +9,8 @@ import typer
 
 import normgrad
 
-from .. import cache
 from ..operators.by_name import OPERATORS, choices_of
+from ..support import cache
 from . import FAILED, aclnn, bench, capi, files, info, run, say, show, verify, warmup
 
 

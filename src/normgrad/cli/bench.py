@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..machine import this_machine, version
-from ..unusable import describe
+from ..support.machine import this_machine, version
+from ..tensors.unusable import describe
 from . import info, lack, show
 from .files import InputError, blaming, one_of, rewriting
 

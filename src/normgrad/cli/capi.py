@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..compilers import BuildError
+from ..support.compilers import BuildError
 from . import show
 from .files import InputError, blaming, one_of
 
@@ -49,8 +49,8 @@ def _build(
     The C compiler is $CC, else cc, gcc or clang. The libraries are bound to this Python and this
     installation of normgrad: build them again after either has moved.
     """
-    from ..capi import build
-    from ..capi.declarations import DIALECTS
+    from ..dialects.c import build
+    from ..dialects.c.declarations import DIALECTS
 
     if sanitize is not None:
         one_of("--sanitize", sanitize, build.SANITIZERS)
@@ -74,7 +74,7 @@ def _functions(
     ] = False,
 ) -> None:
     """List the functions of the libraries, by header."""
-    from ..capi.declarations import HEADERS
+    from ..dialects.c.declarations import HEADERS
 
     for header in HEADERS:
         names = [each.name for each in (header.stubs if stubs else header.functions)]
@@ -97,7 +97,7 @@ def _needs(
 
     A stub links, and returns that it is not supported. The exit status is 1 unless all are there.
     """
-    from ..capi.declarations import HEADERS
+    from ..dialects.c.declarations import HEADERS
 
     functions = {each.name for header in HEADERS for each in header.functions}
     stubs = {each.name for header in HEADERS for each in header.stubs}
@@ -140,8 +140,8 @@ def _flags(
 
     c++ host.cpp $(normgrad capi flags --out DIR acl) -o host
     """
-    from ..capi import build
-    from ..capi.declarations import DIALECTS
+    from ..dialects.c import build
+    from ..dialects.c.declarations import DIALECTS
 
     known = {each.name: each for each in DIALECTS}
     one_of("DIALECT", dialect, known)

@@ -24,10 +24,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes, memory
-from ..dtypes import DType
-from ..unusable import represent, shorten
-from ..writing import replacing
+from ..support import memory
+from ..support.writing import replacing
+from ..tensors import dtypes
+from ..tensors.dtypes import DType
+from ..tensors.unusable import represent, shorten
 
 Array = npt.NDArray[Any]
 

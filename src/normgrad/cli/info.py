@@ -11,11 +11,12 @@ from pathlib import Path
 
 import normgrad
 
-from .. import cache, devices, threads, torch_build
 from ..backends import choice
-from ..loading import KernelError
-from ..machine import NOT_INSTALLED, this_machine, version
-from ..settings import SettingError
+from ..support import cache, threads, torch_build
+from ..support.loading import KernelError
+from ..support.machine import NOT_INSTALLED, this_machine, version
+from ..support.settings import SettingError
+from ..tensors import devices
 
 Rows = Sequence[tuple[str, str]]
 

@@ -15,14 +15,15 @@ from rich.text import Text
 
 import normgrad
 
-from .. import dtypes, precision
 from ..bench import timing
-from ..contract import Operator
+from ..operators import precision
 from ..operators.by_name import OPERATORS, choices_of
-from ..options import OPTIONS, addend, flag, integer, mask, real, sizes
-from ..plans import Plan
-from ..settings import SettingError
-from ..unusable import shorten
+from ..operators.contract import Operator
+from ..operators.options import OPTIONS, addend, flag, integer, mask, real, sizes
+from ..plans.plan import Plan
+from ..support.settings import SettingError
+from ..tensors import dtypes
+from ..tensors.unusable import shorten
 from . import files, show
 from .files import Array, Contents, Format, InputError
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..loading import KernelError
-from ..settings import SettingError
+from ..support.loading import KernelError
+from ..support.settings import SettingError
 from . import UNUSABLE, ending_in_one_line, escaped, say
 from .files import InputError
 

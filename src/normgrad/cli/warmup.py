@@ -10,16 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import dtypes, torch_build, views
 from ..backends.cpu.schedule import Schedule, build
-from ..compilers import BuildError
-from ..contract import Kind, Operator, check, shapes_of
-from ..dtypes import DType
-from ..layout import contiguous_strides
-from ..machine import NOT_INSTALLED, this_machine, version
 from ..operators.by_name import PLANNED, choices_of
-from ..settings import SettingError
-from ..tensor import TensorSpec
+from ..operators.contract import Kind, Operator, check, shapes_of
+from ..plans import lowering as views
+from ..support import torch_build
+from ..support.compilers import BuildError
+from ..support.machine import NOT_INSTALLED, this_machine, version
+from ..support.settings import SettingError
+from ..tensors import dtypes
+from ..tensors.dtypes import DType
+from ..tensors.specs import TensorSpec
+from ..tensors.strides import contiguous_strides
 from . import info, show
 from .files import InputError, one_of
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from .. import contract, devices, frameworks
-from ..arguments import out_entries, out_tuple
-from ..contract import Kind, Operator
-from ..plans import Plan
-from ..tensor import TensorSpec, naming
-from ..unusable import represent
-from . import batch_norm, group_norm, layer_norm, rms_norm, sync_batch_norm
+from ..plans.arguments import out_entries, out_tuple
+from ..plans.plan import Plan
+from ..tensors import devices, frameworks
+from ..tensors.specs import TensorSpec, naming
+from ..tensors.unusable import represent
+from . import batch_norm, contract, group_norm, layer_norm, rms_norm, sync_batch_norm
+from .contract import Kind, Operator
 
 #: Every operator with the public function of its name, whose signature has the defaults; the
 #: gradients first.

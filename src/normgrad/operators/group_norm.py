@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
-from ..plans import call
-from ..problem import Role
+from ..plans.plan import call
+from ..plans.problem import Role
+from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
 
 
 class GroupNormOutput(NamedTuple):

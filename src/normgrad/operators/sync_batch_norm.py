@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..contract import (
+from ..plans.plan import call
+from ..plans.problem import Role
+from .contract import (
     GRAD_INPUT,
     GRAD_OUT,
     INPUT,
@@ -15,8 +17,6 @@ from ..contract import (
     Output,
     Parameter,
 )
-from ..plans import call
-from ..problem import Role
 
 
 class BatchNormStatistics(NamedTuple):

@@ -8,8 +8,8 @@
         print(case, testing.check(case, result))
 
 A case is a call of one operator. Checking a case compares the call's results with the float64
-oracle (:mod:`normgrad.reference`), in units of normgrad's error bound and of what plain float32
-code gives (:mod:`normgrad.precision`).
+oracle (:mod:`normgrad.operators.reference`), in units of normgrad's error bound and of what plain
+float32 code gives (:mod:`normgrad.operators.precision`).
 ``pytest --pyargs normgrad.testing --subject module:Name`` has a test for each case, and ``normgrad
 verify module:Name`` is the same with workers, in which a crash loses one case alone.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..contract import Kind
+from ..operators.contract import Kind
 from .cases import Case, Topic
 from .conversions import outputs
 from .findings import Finding, findings

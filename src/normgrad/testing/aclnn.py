@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..aclnn import Status, aclFormat, products
-from ..aclnn.contracts import CHANNEL_LAST, RANKS
-from ..aclnn.phases import STATUSES
-from ..aclnn.tensors import NUMPY
-from ..aclnn.translations import BATCH_NORM, ELEMT, GROUP_NORM, OPTIONS, REDUCE
-from ..rules import Aspect, Product
+from ..dialects.aclnn import Status, aclFormat, products
+from ..dialects.aclnn.contracts import CHANNEL_LAST, RANKS
+from ..dialects.aclnn.phases import STATUSES
+from ..dialects.aclnn.tensors import NUMPY
+from ..dialects.aclnn.translations import BATCH_NORM, ELEMT, GROUP_NORM, OPTIONS, REDUCE
+from ..dialects.rules import Aspect, Product
 from . import suite
 from .c_functions import Functions, RefusedError
 from .cases import Case as OperatorsCase

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..aclnn import Status
-from ..capi.declarations import functions_of
-from ..capi.signatures import Function
-from ..infiniop import infiniStatus_t
+from ..dialects.aclnn import Status
+from ..dialects.c.declarations import functions_of
+from ..dialects.c.signatures import Function
+from ..dialects.infiniop import infiniStatus_t
 from .conversions import NotOfferedError
 
 #: The statuses that have names in a report, by their C type.

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from ..operators.by_name import plan
-from ..reference import Exact
-from ..tensor import TensorSpec
+from ..operators.reference import Exact
+from ..tensors.specs import TensorSpec
 from . import changes
 from .tensors import Call, Shape, lay_out, make, operator_of
 

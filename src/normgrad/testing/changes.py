@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import Kind
 from ..operators.by_name import PLANNED
+from ..operators.contract import Kind
 from .tensors import Array, Call
 
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from .. import dlpack, dtypes, frameworks, layout, memory
+from ..support import memory
+from ..tensors import dlpack, dtypes, frameworks
+from ..tensors import strides as layout
 from .tensors import Array, Call
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import infiniop
-from ..infiniop import CONTRACT, INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
+from ..dialects import infiniop
+from ..dialects.infiniop import (
+    CONTRACT,
+    INPUTS,
+    OUTPUTS,
+    infiniDevice_t,
+    infiniDtype_t,
+    infiniStatus_t,
+)
 from . import changes
 from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied

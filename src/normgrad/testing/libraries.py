@@ -12,8 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from .. import layout, reference
-from ..contract import Kind
+from ..operators import reference
+from ..operators.contract import Kind
+from ..tensors import strides as layout
 from .c_functions import Functions, RefusedError
 from .cases import IN_PLACE, Case
 from .conversions import NotOfferedError

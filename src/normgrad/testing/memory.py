@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import layout
+from ..tensors import strides as layout
 from .tensors import Array
 
 #: Bytes before and after a guarded array: a multiple of every element size and of the alignment

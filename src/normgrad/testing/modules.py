@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..reference import OWN_STATISTICS, Exact, centred, mean_of, of_formula
+from ..operators.reference import OWN_STATISTICS, Exact, centred, mean_of, of_formula
 from . import suite
 from .cases import Case, Topic
 from .changes import TWISTS

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from .. import rules
-from ..layout import contiguous_strides
-from ..rules import Aspect, Contract, Product
+from ..dialects import rules
+from ..dialects.rules import Aspect, Contract, Product
+from ..tensors.strides import contiguous_strides
 from .libraries import Changes, Mistake, Request, Tensor
 from .tensors import Shape
 

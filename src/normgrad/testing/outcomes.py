@@ -3,8 +3,8 @@
 There are three levels of findings, of which the first alone fails an implementation:
 
 - *wrong* by any standard: a result further from the formula than plain float32 code (see
-  :func:`normgrad.precision.plain_error`), another shape or dtype, an error for a legal call, memory
-  that is written to or kept;
+  :func:`normgrad.operators.precision.plain_error`), another shape or dtype, an error for a legal
+  call, memory that is written to or kept;
 - *beyond* normgrad's bound, but within what plain float32 code gives;
 - a *convention*: what normgrad promises, but others need not.
 """
@@ -19,12 +19,14 @@ from enum import Enum
 
 import numpy as np
 
-from .. import dtypes, layout, precision
-from ..contract import Kind
-from ..dtypes import DType
-from ..reference import Exact
-from ..tensor import TensorSpec
-from ..unusable import shorten
+from ..operators import precision
+from ..operators.contract import Kind
+from ..operators.reference import Exact
+from ..tensors import dtypes
+from ..tensors import strides as layout
+from ..tensors.dtypes import DType
+from ..tensors.specs import TensorSpec
+from ..tensors.unusable import shorten
 from .cases import Case, Topic
 from .tensors import Array, Call
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import contract, dtypes
-from ..contract import Kind, Output, Parameter
-from ..problem import Role
-from ..reference import Exact
-from ..tensor import TensorSpec
+from ..operators import contract
+from ..operators.contract import Kind, Output, Parameter
+from ..operators.reference import Exact
+from ..plans.problem import Role
+from ..tensors import dtypes
+from ..tensors.specs import TensorSpec
 from .cases import Case, Topic, thinned, varied
 from .changes import TWISTS, mistakes
 from .tensors import HALVES, LAYOUTS, Array, Call, Shape, lay_out

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from .. import dtypes
-from ..contract import Kind
 from ..operators.by_name import PLANNED
+from ..operators.contract import Kind
+from ..tensors import dtypes
 from .cases import IN_PLACE, OWNED, Case, Topic, thinned, varied
 from .changes import LONG_SUMS, TWISTS, is_vector, mistakes
 from .tensors import FORWARD, GRADIENTS, HALVES, LAYOUTS, Shape, operator_of

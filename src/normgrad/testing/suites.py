@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import normgrad
 
-from .. import devices
-from ..machine import version
 from ..operators.by_name import FUNCTIONS
+from ..support.machine import version
+from ..tensors import devices
 from . import aclnn, infiniop, modules, own
 from .c_functions import Functions
 from .cases import Case, Topic

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes, reference
-from ..contract import Kind, Operator, Output, Parameter
-from ..dtypes import DType
+from ..operators import reference
 from ..operators.by_name import PLANNED, choices_of, parameters_of
-from ..options import Options
-from ..problem import Role
+from ..operators.contract import Kind, Operator, Output, Parameter
+from ..operators.options import Options
+from ..plans.problem import Role
+from ..tensors import dtypes
+from ..tensors.dtypes import DType
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..torch_build import build
+from ..support.torch_build import build
 from . import functional, native, nn
 from .adapting import register
 from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert

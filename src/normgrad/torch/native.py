@@ -11,10 +11,11 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
-from .. import frameworks, notices, threads, torch_build
-from ..compilers import BuildError
 from ..operators.by_name import PLANNED
-from ..settings import SettingError
+from ..support import notices, threads, torch_build
+from ..support.compilers import BuildError
+from ..support.settings import SettingError
+from ..tensors import frameworks
 
 _NAME = f"{__package__}._native"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module
 
-from ..unusable import describe
+from ..tensors.unusable import describe
 from . import collectives, functional
 
 

@@ -17,14 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import contract, devices, dtypes, layout, notices
-from ..contract import NEW_RUNNING, OUTPUT, Operator
+from ..operators import contract
 from ..operators.by_name import PLANNED, device_of, spec_of
-from ..options import Options
-from ..plans import Plan
-from ..problem import WORKSPACE, Role
-from ..symbolic import Program, SymInt
-from ..tensor import TensorSpec
+from ..operators.contract import NEW_RUNNING, OUTPUT, Operator
+from ..operators.options import Options
+from ..plans.plan import Plan
+from ..plans.problem import WORKSPACE, Role
+from ..support import notices
+from ..tensors import devices, dtypes
+from ..tensors import strides as layout
+from ..tensors.specs import TensorSpec
+from ..tensors.symbolic import Program, SymInt
 from . import native
 
 #: The outputs that update running statistics in place, and those statistics.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import contract, devices, dtypes
+from ..operators import contract
 from ..operators.sync_batch_norm import (
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
@@ -21,6 +21,7 @@ from ..operators.sync_batch_norm import (
     batch_norm_gather_stats_with_counts,
     batch_norm_stats,
 )
+from ..tensors import devices, dtypes
 from . import collectives
 from .watching import hide_from_dynamo
 

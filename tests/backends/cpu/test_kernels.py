@@ -19,10 +19,11 @@ from llvmlite import binding as llvm
 from support import OPERATORS, bits, cut_finely, make, run, shared_by_threads
 
 import normgrad as ng
-from normgrad import dtypes, plans
 from normgrad.backends.cpu import compiler, schedule, units
-from normgrad.machine import Machine
-from normgrad.memory import LINE
+from normgrad.plans import plan as plans
+from normgrad.support.machine import Machine
+from normgrad.support.memory import LINE
+from normgrad.tensors import dtypes
 from normgrad.testing import FORWARD, GRADIENTS
 from normgrad.testing.tensors import HALVES
 

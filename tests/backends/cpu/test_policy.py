@@ -7,11 +7,11 @@ from unittest import mock
 import pytest
 
 import normgrad as ng
-from normgrad import plans
 from normgrad.backends import choice
 from normgrad.backends.cpu import block, schedule
 from normgrad.backends.cpu.policy import MOST_TASKS, Policy, policy_of
-from normgrad.machine import Machine
+from normgrad.plans import plan as plans
+from normgrad.support.machine import Machine
 
 MIB = 1 << 20
 #: A laptop, a desktop, a small part of a server, half a server and a whole one.

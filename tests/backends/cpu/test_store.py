@@ -19,9 +19,10 @@ import pytest
 from llvmlite import binding as llvm
 
 import normgrad
-from normgrad import cache, dtypes, notices, torch_build
 from normgrad.backends.cpu import packing, processes, store, target, units
-from normgrad.loading import KernelError
+from normgrad.support import cache, notices, torch_build
+from normgrad.support.loading import KernelError
+from normgrad.tensors import dtypes
 
 pytestmark = pytest.mark.cpu
 

@@ -15,7 +15,7 @@ from support import FLOATS, INTERPRETED, lay_out, named, on_device
 from triton_programs import PASSES
 
 import normgrad as ng
-from normgrad import dtypes
+from normgrad.tensors import dtypes
 
 pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted"),

@@ -15,8 +15,8 @@ from support import FLOATS, INTERPRETED, bits, make, on_device, run
 from triton_programs import PASSES, forward_case
 
 import normgrad as ng
-from normgrad import precision
 from normgrad.backends.triton import lines, tiling
+from normgrad.operators import precision
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
 

@@ -17,15 +17,20 @@ import numpy as np
 import pytest
 from support import INTERPRETED, make, run
 
-from normgrad import TensorSpec, cache, contract, dtypes, loading, notices, plans, views
+from normgrad import TensorSpec
 from normgrad.backends import choice
 from normgrad.backends.triton import runtime, schedule, selfcheck
 from normgrad.backends.triton.device import INTERPRETED as MADE_UP
 from normgrad.backends.triton.device import Device
 from normgrad.cli import info
-from normgrad.layout import Axis
+from normgrad.operators import contract
 from normgrad.operators.by_name import PLANNED, choices_of
-from normgrad.problem import Role
+from normgrad.plans import lowering as views
+from normgrad.plans import plan as plans
+from normgrad.plans.problem import Role
+from normgrad.support import cache, loading, notices
+from normgrad.tensors import dtypes
+from normgrad.tensors.strides import Axis
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -316,7 +321,7 @@ def test_it_needs_no_plans():
     """Its imports end before those of callers: of plans, operators and the suite."""
     program = (
         "import sys, importlib\n"
-        "sys.modules['normgrad.plans'] = sys.modules['normgrad.testing'] = None\n"
+        "sys.modules['normgrad.plans.plan'] = sys.modules['normgrad.testing'] = None\n"
         "import pathlib, types\n"
         "package = types.ModuleType('normgrad')\n"
         f"package.__path__ = [{str(next(iter(__import__('normgrad').__path__)))!r}]\n"

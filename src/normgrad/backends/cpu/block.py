@@ -8,8 +8,8 @@ passes from Python to a kernel.
 
 from __future__ import annotations
 
-from ... import problem
-from ...problem import Role
+from ...plans import problem
+from ...plans.problem import Role
 
 
 class _Fields:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ... import dtypes
-from ...layout import ceil_div, round_up
-from ...memory import LINE
-from ...problem import Problem
-from ...symbolic import gcd
+from ...plans.problem import Problem
+from ...support.memory import LINE
+from ...tensors import dtypes
+from ...tensors.strides import ceil_div, round_up
+from ...tensors.symbolic import gcd
 from .layout import (
     DOUBLE_LANES,
     LANES,

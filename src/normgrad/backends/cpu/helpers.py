@@ -13,7 +13,7 @@ from numba.core.extending import overload
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global
 
-from ...memory import LINE
+from ...support.memory import LINE
 
 #: The compilers of units, and of helpers, which are compiled as parts of units.
 UNIT_COMPILER: type = Compiler

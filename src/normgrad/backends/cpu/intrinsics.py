@@ -18,13 +18,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ...memory import LINE
+from ...support.memory import LINE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, size_of, value_type, widen
 from .helpers import Emitter, by_types, instruction
 
 # mypy: disable-error-code="untyped-decorator"
 
-#: The pointers that kernels take, by the code of :class:`normgrad.dtypes.DType`.
+#: The pointers that kernels take, by the code of :class:`normgrad.tensors.dtypes.DType`.
 POINTERS = {
     0: types.CPointer(types.float32),
     1: types.CPointer(types.float64),

@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.core.extending import models, register_model
 from numba.core.imputils import lower_builtin
 
-from ...memory import LINE
+from ...support.memory import LINE
 from . import layout
 from .conversions import (
     F32,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ... import dtypes
-from ...dtypes import DType
-from ...layout import Axis, ceil_div, round_up
-from ...problem import STATISTICS, Problem
-from ...symbolic import gcd
+from ...plans.problem import STATISTICS, Problem
+from ...tensors import dtypes
+from ...tensors.dtypes import DType
+from ...tensors.strides import Axis, ceil_div, round_up
+from ...tensors.symbolic import gcd
 from .policy import Policy
 
 #: The most elements in a row of columns: their sums and coefficients still almost fit the L1 cache.

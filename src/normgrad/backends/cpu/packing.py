@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ... import cache
+from ...support import cache
 from . import store, target, units
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ...memory import LINE
+from ...support.memory import LINE
 from .conversions import F32, F64, I32, I64, HalfStorage, size_of, value_type
 from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import not_inlined

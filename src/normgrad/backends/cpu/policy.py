@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...machine import Machine
+from ...support.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ down the rows, in a lane of its own; then the elements of each channel are added
 
 from __future__ import annotations
 
-from ...memory import LINE
+from ...support.memory import LINE
 from . import block as B
 from .accumulate import BATCH, add_batch, add_chains, fold, gather_sums, put_in_batch, start_sums
 from .elements import (

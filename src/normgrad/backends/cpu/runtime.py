@@ -10,7 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from ...problem import PLACES
+from ...plans.problem import PLACES
 from .. import NativeSchedule
 from . import block as B
 from . import store, teams, units

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from ... import dtypes
-from ...layout import ceil_div, round_up
-from ...machine import Machine
-from ...memory import LINE
-from ...problem import STATISTICS, Problem
-from ...symbolic import bits_of_real
+from ...plans.problem import STATISTICS, Problem
+from ...support.machine import Machine
+from ...support.memory import LINE
+from ...tensors import dtypes
+from ...tensors.strides import ceil_div, round_up
+from ...tensors.symbolic import bits_of_real
 from . import block as B
 from .cuts import Cut, calls_of_part, cost_of, cut_of, keeps_chains, levels_of
 from .layout import (

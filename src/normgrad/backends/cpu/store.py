@@ -25,17 +25,18 @@ from typing import Any
 import llvmlite
 from llvmlite import binding as llvm
 
-from ... import cache as folders
-from ... import memory, notices
-from ...loading import KernelError, compiling, loading
-from ...machine import this_machine
+from ...support import cache as folders
+from ...support import memory, notices
+from ...support.loading import KernelError, compiling, loading
+from ...support.machine import this_machine
 from . import target
 from .units import symbol
 
 #: The folder of the kernels' sources.
 FOLDER = Path(__file__).parent
 #: Files outside this folder whose constants kernels use.
-_SHARED = tuple(f"{name}.py" for name in ("dtypes", "layout", "memory", "problem"))
+_PATHS = "tensors/dtypes", "tensors/strides", "support/memory", "plans/problem"
+_SHARED = tuple(f"{name}.py" for name in _PATHS)
 #: The folder with a folder for each level that the wheel brings kernels for.
 PACKAGED = FOLDER / "kernels"
 #: The number of folders of kernels that are kept for each user: those of other checkouts, versions

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ... import memory, threads
+from ...support import memory, threads
 from . import block as B
 from . import store, units
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from ... import dtypes
+from ...tensors import dtypes
 from . import block as B
 from .layout import ALONG
 from .schedule import Schedule

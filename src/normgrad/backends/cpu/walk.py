@@ -7,7 +7,7 @@ however a program is run. Nothing here depends on a dtype.
 
 from __future__ import annotations
 
-from ...dtypes import float32, float64
+from ...tensors.dtypes import float32, float64
 from . import block as B
 from .coefficients import copy_along
 from .helpers import helper

@@ -6,7 +6,7 @@ for the memory, elements that are read next are prefetched.
 
 from __future__ import annotations
 
-from ...memory import LINE
+from ...support.memory import LINE
 from . import block as B
 from .elements import (
     advance,

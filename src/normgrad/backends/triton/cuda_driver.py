@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...loading import KernelError
-from ...problem import OTHERS
+from ...plans.problem import OTHERS
+from ...support.loading import KernelError
 from .launches import Launch
 
 # A launch in words of 64 bits: the driver's CUlaunchConfig, of which the call adds the stream; the

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ... import dtypes
-from ...layout import ceil_div, round_up
-from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
+from ...plans.problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
+from ...tensors import dtypes
+from ...tensors.strides import ceil_div, round_up
 from .config import (
     ABSENT,
     ARGUMENT,

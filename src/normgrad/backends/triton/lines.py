@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ... import dtypes
-from ...layout import Axis, ceil_div
-from ...problem import STATISTICS, Problem, Role, Vector
+from ...plans.problem import STATISTICS, Problem, Role, Vector
+from ...tensors import dtypes
+from ...tensors.strides import Axis, ceil_div
 from .device import Device
 from .tiling import (
     LEAST,

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ... import dtypes
-from ...layout import ceil_div
-from ...problem import Problem, Role
+from ...plans.problem import Problem, Role
+from ...tensors import dtypes
+from ...tensors.strides import ceil_div
 from .config import ARGUMENT, COLUMNS, INVSTD, MEAN, OUTPUTS, PILOT, RESULT, SAVED, SUMS, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ... import cache as folders
-from ... import dtypes, precision, reference
-from ...dtypes import DType
-from ...layout import Axis, round_up
-from ...loading import KernelError
-from ...problem import PLACES, WORKSPACE, Problem, Role, Vector
-from ...reference import Exact
+from ...operators import precision, reference
+from ...operators.reference import Exact
+from ...plans.problem import PLACES, WORKSPACE, Problem, Role, Vector
+from ...support import cache as folders
+from ...support.loading import KernelError
+from ...tensors import dtypes
+from ...tensors.dtypes import DType
+from ...tensors.strides import Axis, round_up
 from . import runtime, schedule
 from .device import Device
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...dtypes import FLOATS, DType
-from ...layout import Axis, ceil_div
-from ...problem import Problem
+from ...plans.problem import Problem
+from ...tensors.dtypes import FLOATS, DType
+from ...tensors.strides import Axis, ceil_div
 from .config import ALONG_CHANNELS, ALONG_POSITIONS, SCATTERED, Tensor
 from .config import Axis as AxisWords
 from .device import Device

@@ -1,0 +1,1 @@
+"""The vendors' interfaces: aclnn and infiniop, in Python and as C libraries."""

@@ -1,0 +1,1 @@
+"""Plans: operators prepared for everything but the data, and the arithmetic they compute."""

@@ -1,0 +1,1 @@
+"""What everything else uses: the cache, compilers, the machine, threads and errors."""

@@ -1,0 +1,1 @@
+"""Tensors of any framework: their specs, strides, memory and devices."""
