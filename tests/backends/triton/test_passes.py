@@ -144,10 +144,12 @@ def test_many_axes_that_cannot_be_merged():
 def test_long_offsets_and_positions():
     """What tensors of more than 2³¹ elements need, on small ones."""
     for passes in PASSES:
-        for layout in ("contiguous", "channels_last"):
-            case = make("train", (3, 6, 5, 4), layout=layout)
-            with mock.patch.object(tiling, "SHORT", 1), on_device(PASSES[passes]):
-                run(case)
+        for kind in ("train", "group_norm", "layer_norm"):
+            for layout in ("contiguous", "channels_last"):
+                case = make(kind, (3, 6, 5, 4), layout=layout)
+                with mock.patch.object(tiling, "SHORT", 1), on_device(PASSES[passes]):
+                    assert plan_of(case)._schedule.launches[-1].config.long_positions
+                    run(case)
 
 
 def test_an_address_that_is_aligned_to_its_elements_alone():

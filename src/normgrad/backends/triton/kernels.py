@@ -385,11 +385,14 @@ def combine_parameters(a, C: tl.constexpr):
     The terms are those of lines; or, where C.sharing is 0, the channels' sums of all parts, of
     which Σdy·(x − μ) is still to be corrected for the mean's rounding error and times 1/std.
     """
-    parameter = tl.program_id(0) * C.parameters + tl.arange(0, C.parameters)
+    program = tl.program_id(0)
+    if C.long_positions:
+        program = program.to(tl.int64)
+    parameter = program * C.parameters + tl.arange(0, C.parameters)
     sets, rows = a.sizes.sets.to(tl.int32), a.sizes.slots.to(tl.int32)
-    width = a.sizes.channels.to(tl.int32)
+    width = a.sizes.channels.to(parameter.dtype)
     if C.sharing > 0:
-        width = a.sizes.positions.to(tl.int32) // C.sharing
+        width = a.sizes.positions.to(parameter.dtype) // C.sharing
     of_set = width
     s = parameter * 0
     if C.shared:  # by all sets

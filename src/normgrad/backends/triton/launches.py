@@ -236,7 +236,8 @@ class Builder:
         rows = _rows(count, width)
         tile = replace(tile, warps=max(1, min(8, rows * width // 128)))
         none = Tensor(dtypes.float32.code)
-        layout = Layout("", none, none, none, self.layout.axes[:1], False, False)
+        layout = self.layout
+        layout = Layout("", none, none, none, layout.axes[:1], layout.long_positions, False)
         sizes = self._sizes(tile, parts)._replace(slots=slots)
         self._launch(f"combine_{kind}", programs, tile, sizes, layout, rows=rows, **config)
 
