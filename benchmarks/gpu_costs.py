@@ -150,7 +150,7 @@ def _beside(launch: Launch) -> tuple[float, float]:
         folds = min(config.chains, -(-sizes.each // config.chain))
         stored += (2 * folds - 1) * columns
     # Every program that writes reads the sums of all parts of its channels.
-    again = sizes.parts * sizes.summed * channels * 2 * 8 * config.from_sums
+    again = sizes.parts * sizes.summed * channels * 2 * 8 * bool(config.from_sums)
     of_parameters = columns if config.sharing else statistics + sums
     return {
         "combine_parameters": (of_parameters, 0),

@@ -358,10 +358,10 @@ EXPECTED = {
         output null | 3 | grad_input: null
         input null | 3 | input: null
         input past its block | 3 | input: 95 bytes; allowed: 96
-        workspace null | 3 | workspace: null; allowed: 831 bytes
-        workspace null, and said to be small | 13 | workspace: 830 bytes; allowed: 831 or more
-        workspace said to be small | 13 | workspace: 830 bytes of 831
-        workspace block too small | 13 | workspace: 831 bytes of 830
+        workspace null | 3 | workspace: null; allowed: 2751 bytes
+        workspace null, and said to be small | 13 | workspace: 2750 bytes; allowed: 2751 or more
+        workspace said to be small | 13 | workspace: 2750 bytes of 2751
+        workspace block too small | 13 | workspace: 2751 bytes of 2750
         operator null | 3 | desc: null
         operator made up | 3 | desc: 0x
         operator is a descriptor | 3 | desc: an infiniopTensorDescriptor_t
@@ -372,10 +372,10 @@ EXPECTED = {
         free null | 0 |
         free the stack | 3 | is in no block
         free device memory as the host's | 3 | ptr: memory from infinirtMalloc
-        copy past the end | 3 | dst: 831 bytes; allowed: 830
+        copy past the end | 3 | dst: 2751 bytes; allowed: 2750
         copy from null | 3 | src: null
         copy of no kind | 3 | kind: 9
-        set past the end | 3 | ptr: 831 bytes; allowed: 830
+        set past the end | 3 | ptr: 2751 bytes; allowed: 2750
         malloc of too much | 1 | size: 18446744073709551615 bytes
         malloc to null | 3 | p_ptr: null
         destroy operator | 0 |

@@ -193,7 +193,6 @@ def test_inside_a_running_python(libraries, before):
     if "torch" in before:
         pytest.importorskip("torch")
     script = IN_PYTHON.format(before=before, lib=str(libraries.out / "lib"))
-    script = script.replace("normgrad.dialects.aclnn", "import normgrad.dialects.aclnn")
     done = run(sys.executable, "-W", "error", "-c", script, env=python_environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, OUTPUT, "")
 

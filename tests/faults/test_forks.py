@@ -106,7 +106,7 @@ def test_forks_while_another_thread_compiles(tmp_path):
 
 
 NOT_WAITED_FOR = """
-from normgrad import loading
+from normgrad.support import loading
 loading.PATIENCE = 0.01
 holding, ending = threading.Event(), threading.Event()
 def hold():
@@ -177,7 +177,7 @@ def test_looking_at_arrays_imports_nothing():
     """An import outside of what forks wait for would leave a child with its lock held for ever."""
     done = python("""
 import sys, numpy as np
-from normgrad import frameworks
+from normgrad.tensors import frameworks
 x = np.ones(3)
 before = set(sys.modules)
 frameworks.of("x", x).open("x", x, False)

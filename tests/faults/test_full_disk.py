@@ -22,7 +22,7 @@ pytestmark = [
 START = """
 import commands, contextlib, os, resource, signal, sys
 from pathlib import Path
-from normgrad import writing
+from normgrad.support import writing
 folder = Path(sys.argv[1])
 
 def full(limit):

@@ -280,15 +280,15 @@ def test_numba_s_version_is_its_own():
 
 def test_the_digest_is_of_all_that_kernels_have_constants_from():
     """What the files of compiled code import from above their folder."""
-    imports = re.compile(r"^from \.\.\. import (.+)$|^from \.\.\.(\w+) import", re.M)
+    imports = re.compile(r"^from \.\.\.(\w+) import (.+)$|^from \.\.\.(\w+)\.(\w+) import", re.M)
     found = set()
     for path in store.FOLDER.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         if re.search("^@(helper|instruction|by_types|passed)", text, re.M):
-            for modules, module in imports.findall(text):
+            for folder, modules, other, module in imports.findall(text):
                 names = modules.split(", ") if modules else [module]
-                found |= {name.partition(" as ")[0] for name in names}
-    assert {"dtypes", "memory"} <= found
+                found |= {f"{folder or other}/{name.partition(' as ')[0]}" for name in names}
+    assert {"tensors/dtypes", "support/memory"} <= found
     assert {f"{name}.py" for name in found} <= set(store._SHARED)
 
 

@@ -14,7 +14,7 @@ lines.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...plans.problem import Problem, Role
@@ -236,8 +236,9 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
 def _sums_alone(builder: Builder) -> None:
     """Add the launches of per-channel outputs; in evaluation they write dx too."""
     problem, device, layout = builder.problem, builder.device, builder.layout
-    # The tiles are the same as with dx or y, so that the sums are bitwise the same.
+    # The tiles are those of dx or y, or a channel's first, so that most sums have the same bits.
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
+    tile = replace(tile, next=None)
     parts, part = _parts(builder, tile)
     writes = RESULT * (problem.result is not None and problem.constant)
     if parts == 1 and problem.per_group == 1 and not problem.grouped:
