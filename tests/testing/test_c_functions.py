@@ -72,9 +72,9 @@ def test_what_is_expected_does_not_come_from_our_libraries():
     imports = {
         line.strip()
         for path in package.glob("*.py")
-        for line in re.findall("^ *(?:from|import) .*capi.*", path.read_text("utf-8"), re.M)
+        for line in re.findall("^ *(?:from|import) .*dialects[.]c.*", path.read_text("utf-8"), re.M)
     }
     assert imports == {
-        "from ..capi.declarations import functions_of",
-        "from ..capi.signatures import Function",
+        "from ..dialects.c.declarations import functions_of",
+        "from ..dialects.c.signatures import Function",
     }
