@@ -1,8 +1,7 @@
 """Conversions between the types that tensors have and the types that arithmetic is done in.
 
-They convert single numbers or vectors. float16 is converted by the processor where it can (LLVM
-emits vcvtph2ps and vcvtps2ph), else by integer arithmetic, which gives the same bits. bfloat16 is
-always converted by integer arithmetic.
+They convert single numbers or vectors. float16 is converted by the processor (on x86-64 LLVM emits
+vcvtph2ps and vcvtps2ph), bfloat16 by integer arithmetic.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ from .units import symbol
 #: The folder of the kernels' sources.
 FOLDER = Path(__file__).parent
 #: Files outside this folder whose constants kernels use.
-_PATHS = "tensors/dtypes", "tensors/strides", "support/memory", "plans/problem"
-_SHARED = tuple(f"{name}.py" for name in _PATHS)
+_SHARED = "tensors/dtypes.py", "tensors/strides.py", "support/memory.py", "plans/problem.py"
 #: The folder with a folder for each level that the wheel brings kernels for.
 PACKAGED = FOLDER / "kernels"
 #: The number of folders of kernels that are kept for each user: those of other checkouts, versions

@@ -306,8 +306,11 @@ def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
 
 @helper
 def weigh(a, at, sums, C: tl.constexpr):
-    """The terms of a group's sums: in gradients, the channels' sums times their weights."""
-    if C.grouped:
+    """The terms of a group's sums: in gradients, the channels' sums times their weights.
+
+    In lines, whose positions have the weights, the sums include them.
+    """
+    if C.grouped and C.sharing == 0:
         w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
         # With an infinite weight and several terms, the terms include infinities of both signs, so
         # that their sum is NaN.

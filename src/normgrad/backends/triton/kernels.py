@@ -102,7 +102,7 @@ def write(a, C: tl.constexpr):
     at, first, part, start, end = task_of(task, a, C)
     if C.from_sums:
         sums = sums_of_parts(a, channels.firsts_of_groups(a, at), C)
-        if C.from_sums == SUMS and C.sharing == 0:
+        if C.from_sums == SUMS:
             sums = channels.weigh(a, at, sums, C)
         c = channels.finish(a, at, channels.about_sums(a, at, C), sums, part, C)
     else:
@@ -132,8 +132,7 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         totals = tiles.along(totals, 0, C)
         if C.stores & SUMS:
             channels.put_sums(a, 0, at, centre, totals, C)
-        if C.sharing == 0:
-            totals = channels.weigh(a, at, totals, C)
+        totals = channels.weigh(a, at, totals, C)
         of_tile = tiles.Sums(
             tiles.over_channels(totals.total), tiles.over_channels(totals.projection)
         )
@@ -255,8 +254,7 @@ def chain(a, s, part, begin, end, first_block, last_block, given, C: tl.constexp
         if C.stores & SUMS:
             channels.put_sums(a, part, at, centre, totals, C)
         if C.stores & RESULT:
-            if C.sharing == 0:
-                totals = channels.weigh(a, at, totals, C)
+            totals = channels.weigh(a, at, totals, C)
             c = channels.finish(a, at, centre, totals, 0, C)
             write_row(a, at, first, begin, held, c, given, C)
     return columns
