@@ -51,7 +51,7 @@ def models(session: nox.Session) -> None:
     alone = ("torchvision==0.28.0", "timm==1.0.31", "segmentation_models_pytorch==0.6.0")
     tools = ("monai==1.6.1", "opacus==1.6.0", "accelerate==1.15.0", "lightning==2.6.6")
     session.install("--no-deps", *alone, *tools, "torchmetrics", "ultralytics==8.4.190")
-    tests = ("tests/models", "tests/pytorch/test_convert.py")
+    tests = ("tests/models", "tests/pytorch/conversion/test_model.py")
     session.run("pytest", *tests, *session.posargs, env={"NORMGRAD_MODELS": "1"})
 
 
@@ -59,7 +59,9 @@ def models(session: nox.Session) -> None:
 def valgrind(session: nox.Session) -> None:
     """The C libraries' misuse programs under valgrind: no invalid access."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt")
-    session.run("pytest", "-n", "auto", "tests/capi/test_misuse.py", env={"NORMGRAD_VALGRIND": "1"})
+    session.run(
+        "pytest", "-n", "auto", "tests/dialects/c/test_misuse.py", env={"NORMGRAD_VALGRIND": "1"}
+    )
 
 
 #: The tests whose calls the C++ library for PyTorch computes.
@@ -173,10 +175,10 @@ def _with_kernels(session: nox.Session, wheel: Path, architecture: str) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     session.run("wheel", "unpack", str(wheel), "--dest", str(work))
     (content,) = work.iterdir()
-    folder = str(content / "normgrad/backends/cpu/kernels")
+    folder = str(content / "normgrad/backends/cpu/machine_code")
     levels = session.run("python", "-c", _LEVELS.format(architecture), silent=True)
     for level in str(levels).split():
-        session.run("python", "-m", "normgrad.backends.cpu.packing", level, folder)
+        session.run("python", "-m", "normgrad.backends.cpu.objects.packing", level, folder)
     if architecture == "x86_64":
         session.install("-r", "requirements/torch.txt")
         kept = Path(session.create_tmp()) / "library"

@@ -24,7 +24,7 @@ from measuring.suite import Case
 from normgrad import cli
 from normgrad.bench import timing
 from normgrad.cli import info, lack, show
-from normgrad.cli.files import UNCHANGED, InputError, blaming, blaming_file, one_of
+from normgrad.cli.archives import UNCHANGED, InputError, blaming, blaming_file, one_of
 from normgrad.support.machine import this_machine
 
 if TYPE_CHECKING:

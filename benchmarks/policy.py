@@ -22,8 +22,8 @@ from measuring import contenders, data
 from measuring.suite import Case, Part, suite
 
 import normgrad
-from normgrad.backends.cpu import schedule
-from normgrad.backends.cpu.policy import Policy, policy_of
+from normgrad.backends.cpu.schedule import schedules as schedule
+from normgrad.backends.cpu.schedule.policy import Policy, policy_of
 from normgrad.bench import timing
 from normgrad.support.machine import this_machine
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import normgrad.torch as nt
-from normgrad.torch import estimating
+from normgrad.torch.conversion import gain
 
 #: The models by kind, and the inputs of a step.
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -78,7 +78,7 @@ def print_header(names: str) -> None:
 
 def print_row(names: str, seconds: float, model: nn.Module, *example: Any, **named: Any) -> None:
     """Print a model's row: the estimate by its norms alone beside its steps."""
-    estimating.STEP_SECONDS = seconds
+    gain.STEP_SECONDS = seconds
     estimate = nt.estimate(model, *example, **named)
     stock = f"{estimate.stock * 1e3:.{0 if estimate.stock >= 0.01 else 1}f} ms"
     cells = f"{1 / (1 - estimate.gain):.2f} | {estimate.stock / estimate.converted:.2f}"

@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 import normgrad
-from normgrad.backends.cpu import store, target
+from normgrad.backends.cpu import target
+from normgrad.backends.cpu.objects import store
 from normgrad.testing import FORWARD, GRADIENTS, LAYOUTS, Call, make
 from normgrad.testing.tensors import HALVES
 

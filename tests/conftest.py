@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support import FULL, INTERPRETED, sampled
+from common import FULL, INTERPRETED, sampled
 
-from normgrad.backends.cpu import store, units
+from normgrad.backends.cpu.objects import store, units
 from normgrad.support import torch_build
 
 # A shell that runs the tests in the background makes them, and all processes that they start,
@@ -34,8 +34,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 #: Folders and files whose tests name backends or private modules, so that a change there may need
 #: them changed. They are marked ``internals``; the others are about what users see.
 INTERNALS = {
-    "backends", "test_devices.py", "test_frameworks.py", "test_layout.py", "test_memory.py",
-    "test_plans.py", "test_repeated_calls.py", "test_threads.py", "test_waiting.py",
+    "backends", "support", "tensors", "test_plans.py", "test_repeated_calls.py"
 }  # fmt: skip
 
 #: The most cases of a test that run, if its cases differ only in numbers. An interpreter takes far
@@ -43,7 +42,7 @@ INTERNALS = {
 SAMPLE = 1 if INTERPRETED else 10
 
 #: Folders and files whose tests each start a process, and so share few imports or fixtures.
-APART = {"capi", "cli", "examples", "faults", "test_documentation.py", "test_examples.py"}
+APART = {"c", "cli", "examples", "faults", "test_documentation.py", "test_examples.py"}
 
 if INTERPRETED:
     from triton.runtime import interpreter
@@ -78,9 +77,9 @@ def _compile(kernels: bool) -> None:
             library.result()
 
 
-def _part(item: pytest.Item) -> str:
-    """The folder of an item in the tests' own, or its file."""
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+def _is_of(item: pytest.Item, names: set[str]) -> bool:
+    """Whether an item is in a folder or a file of one of these names."""
+    return not names.isdisjoint(item.path.relative_to(Path(__file__).parent).parts)
 
 
 def _keep_together(items: list[pytest.Item]) -> None:
@@ -90,7 +89,7 @@ def _keep_together(items: list[pytest.Item]) -> None:
     then fill the processes one by one, so that all end at about the same time.
     """
     for item in items:
-        if _part(item) not in APART:
+        if not _is_of(item, APART):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
@@ -110,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(reason)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if _part(item) in INTERNALS:
+        if _is_of(item, INTERNALS):
             item.add_marker("internals")
         if item.get_closest_marker("full") is not None and not FULL:
             continue

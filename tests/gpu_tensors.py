@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import BFLOAT16, check, named
+from common import BFLOAT16, check, named
 
 import normgrad as ng
 from normgrad.tensors import devices

@@ -16,7 +16,7 @@ import numpy as np
 
 from normgrad.backends import choice
 from normgrad.backends.cpu import runtime as cpu_runtime
-from normgrad.backends.cpu import schedule as cpu
+from normgrad.backends.cpu.schedule import schedules as cpu
 from normgrad.plans import plan as plans
 from normgrad.plans.problem import WORKSPACE
 from normgrad.support.machine import Machine

@@ -63,7 +63,7 @@ def test_a_first_call_imports_nothing_that_a_fork_would_not_wait_for():
             "from normgrad.dialects.c import bridge\n"
             "from normgrad.dialects import aclnn\n"
             "from normgrad.dialects.aclnn import tensor as t\n"
-            "from normgrad.support.loading import LOADING\n"
+            "from normgrad.support.forks import LOADING\n"
             "class Finder:\n"
             "    def find_spec(self, name, path=None, target=None):\n"
             "        if not LOADING._is_owned():\n"

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import FLOATS, HALVES, Case, lay_out
+from common import FLOATS, HALVES, Case, lay_out
 
 import normgrad as ng
 from normgrad import TensorSpec, testing

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import normgrad
 from normgrad.cli.show import scaled
+from normgrad.support.files import replacing
 from normgrad.support.machine import this_machine, version
-from normgrad.support.writing import replacing
 
 from .suite import Case, Part
 

@@ -8,7 +8,7 @@ import torch
 
 from normgrad.backends.cpu import teams
 from normgrad.bench import timing
-from normgrad.support.loading import KernelError
+from normgrad.support.forks import KernelError
 from normgrad.support.settings import SettingError
 
 from . import contenders

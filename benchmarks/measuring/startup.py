@@ -72,7 +72,7 @@ def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, 
     Raises:
         RuntimeError: a process failed.
     """
-    from normgrad.backends.cpu import store
+    from normgrad.backends.cpu.objects import store
 
     brought = store.level() is not None
     starts = [("packaged" if brought else "from disk", "0")] * warm

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from common import sampled
 from measuring.suite import CALL, DENSE, IMAGES, MIXED, Case, Layout, Operator, Part
-from support import sampled
 
 from normgrad.operators import precision, reference
 from normgrad.operators.by_name import PLANNED

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import policy as script
 from measuring.suite import Case, Operator
 
-from normgrad.backends.cpu.policy import Policy
+from normgrad.backends.cpu.schedule.policy import Policy
 
 
 def test_every_threshold_has_other_values():

@@ -114,7 +114,7 @@ def other():
 def test_a_model_of_the_user_s(cli, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("normgrad.torch.estimating.STEP_SECONDS", 0)
+    monkeypatch.setattr("normgrad.torch.conversion.gain.STEP_SECONDS", 0)
     (tmp_path / "models_of_mine.py").write_text(MODEL)
     result = cli("--model", "models_of_mine:make")
     assert result.exit_code == 0, result.stderr

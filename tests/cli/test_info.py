@@ -9,7 +9,8 @@ from importlib import metadata
 import pytest
 
 import normgrad
-from normgrad.backends.cpu import store, target
+from normgrad.backends.cpu import target
+from normgrad.backends.cpu.objects import store
 from normgrad.cli import info
 from normgrad.operators.by_name import OPERATORS
 from normgrad.support import cache

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from normgrad.backends.cpu import processes, store, units
+from normgrad.backends.cpu.objects import processes, store, units
 from normgrad.cli import warmup as typical
 from normgrad.operators.by_name import PLANNED
 from normgrad.support import cache, torch_build
@@ -88,7 +88,7 @@ def test_everything_is_every_kernel_a_program_can_name():
 
 
 def test_every_unit_has_a_source():
-    from normgrad.backends.cpu import compiler
+    from normgrad.backends.cpu.objects import compiler
 
     assert set(compiler.sources()) == set(units.every())
 

@@ -78,7 +78,7 @@ def test_forks_while_other_threads_compute(imports):
 
 
 WHILE_ANOTHER_COMPILES = """
-from normgrad.backends.cpu import store, units
+from normgrad.backends.cpu.objects import store, units
 def compile():
     for code in (0, 3):
         store.addresses([units.kernel("rows", "sums", code)])
@@ -106,11 +106,11 @@ def test_forks_while_another_thread_compiles(tmp_path):
 
 
 NOT_WAITED_FOR = """
-from normgrad.support import loading
-loading.PATIENCE = 0.01
+from normgrad.support import forks
+forks.PATIENCE = 0.01
 holding, ending = threading.Event(), threading.Event()
 def hold():
-    with loading.LOADING:
+    with forks.LOADING:
         holding.set()
         ending.wait()
 thread = threading.Thread(target=hold)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from normgrad.support import writing
+from normgrad.support import files
 
 from .conftest import python
 
@@ -22,7 +22,7 @@ pytestmark = [
 START = """
 import commands, contextlib, os, resource, signal, sys
 from pathlib import Path
-from normgrad.support import writing
+from normgrad.support import files
 folder = Path(sys.argv[1])
 
 def full(limit):
@@ -115,11 +115,11 @@ def test_run_on_a_disk_that_is_really_full(layer, tmp_path):
 def test_new_files_have_the_permissions_of_any_other(tmp_path):
     plain, path = tmp_path / "plain", tmp_path / "new"
     plain.touch()
-    with writing.replacing(path) as file:
+    with files.replacing(path) as file:
         file.write(b"new")
     assert path.stat().st_mode == plain.stat().st_mode
     path.chmod(0o640)
-    with writing.replacing(path) as file:
+    with files.replacing(path) as file:
         file.write(b"newer")
     assert path.stat().st_mode & 0o777 == 0o640
     assert path.read_bytes() == b"newer"

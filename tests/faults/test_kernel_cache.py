@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cpu
 #: Prints warnings, and whether a unit that compiles fast has an address.
 ONE_KERNEL = """
 import warnings
-from normgrad.backends.cpu import store, units
+from normgrad.backends.cpu.objects import store, units
 warnings.simplefilter("always", RuntimeWarning)
 warnings.showwarning = lambda message, *rest: print(message)
 {before}
@@ -62,7 +62,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 
 KERNELS = """
 import sys
-from normgrad.backends.cpu import store, units
+from normgrad.backends.cpu.objects import store, units
 store.LONG = 60.0
 kernels = [units.kernel("rows", "apply", int(code)) for code in sys.argv[1:]]
 found = store.find(kernels)

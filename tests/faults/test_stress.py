@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from support import HALVES, OPERATORS, bits, make
+from common import HALVES, OPERATORS, bits, make
 
 import normgrad as ng
 

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 import atheris
 import numpy as np
 
-with atheris.instrument_imports(include=["normgrad.cli.files", "zipfile", "numpy.lib"]):
-    from normgrad.cli import files
+with atheris.instrument_imports(include=["normgrad.cli.archives", "zipfile", "numpy.lib"]):
+    from normgrad.cli import archives
     from normgrad.tensors import dtypes
 
 #: Beside what is promised of a file: the interpreter's own small change.
@@ -93,11 +93,11 @@ def _poisoned(*_: Any, **__: Any) -> NoReturn:
 
 def _read(path: Path) -> None:
     """Everything that is in a file."""
-    with suppress(files.InputError), files.reading(path) as contents:
+    with suppress(archives.InputError), archives.reading(path) as contents:
         for name in (*_NAMES, *list(contents.names)[:20], *list(contents.metadata)[:20]):
-            with suppress(files.InputError):
+            with suppress(archives.InputError):
                 contents.value(name)
-            with suppress(files.InputError):
+            with suppress(archives.InputError):
                 if name in contents.names:
                     contents.tensor(name, (*dtypes.FLOATS, *dtypes.COUNTS))
 
@@ -137,7 +137,7 @@ def main() -> None:
         finally:
             watching = False
         _, peak = tracemalloc.get_traced_memory()
-        most = files.MAX_RATIO * len(data) + files.RATIO_SLACK + _INTERPRETER
+        most = archives.MAX_RATIO * len(data) + archives.RATIO_SLACK + _INTERPRETER
         assert peak - before <= most, f"{peak - before} bytes for a file of {len(data)}"
 
     atheris.Setup(sys.argv, one)

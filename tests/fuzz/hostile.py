@@ -14,8 +14,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from common import Producer
 from hypothesis import strategies as st
-from support import Producer
 
 from .memory import (
     COUNTS,

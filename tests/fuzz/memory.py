@@ -9,8 +9,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from common import FLOATS
 from hypothesis import strategies as st
-from support import FLOATS
 
 torch: Any
 try:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from common import Producer
 from hypothesis import strategies as st
-from support import Producer
 
 from .hostile import DTYPES, FLOATS, WRONG_DTYPES, Call, View, in_hand, placed, torch
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from support import units_of
+from common import units_of
 
 from normgrad.operators import precision, reference
 from normgrad.tensors import dtypes

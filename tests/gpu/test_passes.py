@@ -13,8 +13,8 @@ from functools import cache
 from unittest import mock
 
 import pytest
+from common import FLOATS, make
 from gpu_tensors import GPU, compute, only_on_a_gpu, same, tensors_of
-from support import FLOATS, make
 from triton_programs import PASSES, forward_case
 
 import normgrad as ng

@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 import pytest
+from common import FLOATS, HALVES, OPERATORS, Case, lay_out, make, named
 from gpu_tensors import GPU, compute, only_on_a_gpu, same, tensors_of, to_cpu, to_gpu
-from support import FLOATS, HALVES, OPERATORS, Case, lay_out, make, named
 from triton_programs import calls_of_ranks
 
 import normgrad as ng

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from common import make
 from gpu_tensors import GPU, compute, only_on_a_gpu
-from support import make
 
 from normgrad.backends import choice
 from normgrad.backends.triton import device, selfcheck

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import lay_out
+from common import lay_out
 
 from normgrad.operators import precision
 from normgrad.operators.contract import (

@@ -9,7 +9,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from support import bits, check, make, run
+from common import bits, check, make, run
 
 import normgrad as ng
 from normgrad.operators.by_name import PLANNED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import (
+from common import (
     BFLOAT16,
     FLOATS,
     HALVES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from support import make, run
+from common import make, run
 
 import normgrad as ng
 from normgrad.operators import reference

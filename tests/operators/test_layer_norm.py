@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support import (
+from common import (
     FLOATS,
     HALVES,
     INTERPRETED,

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support import FLOATS, INTERPRETED, Case, check, cut_finely, lay_out, make, run, sampled
+from common import FLOATS, INTERPRETED, Case, check, cut_finely, lay_out, make, run, sampled
 
 import normgrad as ng
 

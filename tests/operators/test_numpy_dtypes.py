@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support import BFLOAT16, FLOATS, bits
+from common import BFLOAT16, FLOATS, bits
 
 import normgrad as ng
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, HALVES, INTERPRETED, OPERATORS, make, named, run
+from common import FLOATS, HALVES, INTERPRETED, OPERATORS, make, named, run
 
 import normgrad as ng
 from normgrad.operators import precision

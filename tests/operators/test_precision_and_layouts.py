@@ -7,9 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-from support import (
+from common import (
     FLOATS,
     INTERPRETED,
     LAYOUTS,
@@ -25,6 +23,8 @@ from support import (
     same_strides,
     sampled,
 )
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 import normgrad as ng
 from normgrad.operators.contract import Kind

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support import FLOATS, lay_out
+from common import FLOATS, lay_out
 
 import normgrad as ng
 from normgrad.operators import precision, reference

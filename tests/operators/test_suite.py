@@ -10,10 +10,10 @@ import contextlib
 import math
 
 import pytest
-from support import INTERPRETED, cut_finely, run, sampled
+from common import INTERPRETED, cut_finely, run, sampled
 
 from normgrad import testing
-from normgrad.testing import suite
+from normgrad.testing import operator_suite
 from normgrad.testing.cases import Topic
 
 pytestmark = pytest.mark.every_case
@@ -47,11 +47,11 @@ def test_every_mistake_is_refused_by_name():
             check(case)
 
 
-@pytest.mark.parametrize("kind", suite.KINDS)
+@pytest.mark.parametrize("kind", operator_suite.KINDS)
 @pytest.mark.parametrize("topic", [each for each in Topic if each not in NOT_OF_KERNELS])
 def test_a_sample(topic, kind):
     """Cut as large tensors are, or small ones computed by the interpreter."""
-    cases = suite.part(topic, kind)
+    cases = operator_suite.part(topic, kind)
     if INTERPRETED:
         cases = (case for case in cases if math.prod(case.shape) <= LARGEST)
     for case in sampled(cases, 1 if INTERPRETED else 4, f"{topic} {kind}"):

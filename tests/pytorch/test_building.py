@@ -31,6 +31,9 @@ BUILD = "from normgrad.support.torch_build import build; print(build())"
 #: The seconds within which processes that import PyTorch on a busy machine show a result.
 PATIENCE = 240
 
+#: The library that all tests share.
+BUILT = torch_build.path()
+
 
 def until(condition):
     end = time.monotonic() + PATIENCE
@@ -216,13 +219,9 @@ def pipe(path, built):
 @pytest.mark.parametrize("make", [damaged, pipe])
 def test_what_is_no_library_is_not_loaded(folder, monkeypatch, make):
     """It is built again."""
-    there = cache.folder()
-    monkeypatch.delenv(cache.VARIABLE)
-    built = torch_build.path()
-    monkeypatch.setenv(cache.VARIABLE, str(there))
     path = torch_build.path()
-    there.mkdir()
-    make(path, built)
+    cache.folder().mkdir()
+    make(path, BUILT)
     program = "import normgrad.torch; print(normgrad.support.torch_build.missing())"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import normgrad.torch as nt  # noqa: E402
 from normgrad.support import torch_build  # noqa: E402
-from normgrad.torch import native, planning  # noqa: E402
+from normgrad.torch import native, native_plans  # noqa: E402
 
 F, theirs = nt.functional, torch.nn.functional
 pytestmark = pytest.mark.cpu
@@ -76,7 +76,7 @@ def test_calls_in_hooks_of_first_calls():
 def planner():
     """A function that puts another in the place of the planner, until the test's end."""
     yield lambda plan: native.module.connect(plan)
-    native.module.connect(planning.plan)
+    native.module.connect(native_plans.plan)
 
 
 def test_calls_while_a_plan_is_made(planner):
@@ -95,7 +95,7 @@ def test_calls_while_a_plan_is_made(planner):
             cycle.itself = cycle
             del cycle
             gc.collect()
-        return planning.plan(*question)
+        return native_plans.plan(*question)
 
     found = []
     planner(plan)
@@ -116,7 +116,7 @@ def test_a_plan_s_error_is_the_call_s(planner, error):
     def plan(name, *rest):
         if name.endswith("_backward") == backwards:
             raise error("of the planner")
-        return planning.plan(name, *rest)
+        return native_plans.plan(name, *rest)
 
     def fails(call):
         planner(plan)
@@ -124,7 +124,7 @@ def test_a_plan_s_error_is_the_call_s(planner, error):
             with pytest.raises(error, match="of the planner"):
                 call()
         finally:
-            planner(planning.plan)
+            planner(native_plans.plan)
 
     backwards = False
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_an_answer_that_is_no_plan(planner, answer):
     planner(lambda *question: answer)
     with pytest.raises((RuntimeError, TypeError, KeyError)):
         F.layer_norm(made(channels)[0], (channels,))
-    planner(planning.plan)
+    planner(native_plans.plan)
     check(results(F, channels), channels)
 
 

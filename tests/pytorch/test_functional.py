@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support import FLOATS, Case, check
+from common import FLOATS, Case, check
 
 import normgrad
 from normgrad.operators import precision

@@ -13,7 +13,7 @@ nt = pytest.importorskip("normgrad.torch")
 from programs_of_sizes import evaluate  # noqa: E402
 
 import normgrad  # noqa: E402
-from normgrad.torch import native, planning  # noqa: E402
+from normgrad.torch import native, native_plans  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
@@ -89,15 +89,15 @@ def test_numbers_for_open_sizes_are_those_of_known_sizes(case, memory_format, dt
                 if one.shape[axis] != two.shape[axis]
             )
             arguments = name, FORMATS[memory_format], tensors, choices
-            known = planning.plan(*arguments)
+            known = native_plans.plan(*arguments)
             if known is None:  # PyTorch refuses one value in each group
-                assert planning.plan(*arguments, open_sizes) is None
+                assert native_plans.plan(*arguments, open_sizes) is None
                 continue
             values = [tensors[index].shape[axis] for index, axis in open_sizes]
             fits = [(plan, evaluate(plan["program"], values)) for plan in plans]
             fits = [(plan, found) for plan, found in fits if found is not None]
             if not fits:
-                plans.append(planning.plan(*arguments, open_sizes))
+                plans.append(native_plans.plan(*arguments, open_sizes))
                 fits = [(plans[-1], evaluate(plans[-1]["program"], values))]
             for plan, found in fits:
                 numbers = [[*row] for row in plan["numbers"]]
@@ -115,11 +115,11 @@ def asked(monkeypatch):
 
     def plan(*arguments):
         questions.append(arguments[-1])
-        return planning.plan(*arguments)
+        return native_plans.plan(*arguments)
 
     native.module.connect(plan)
     yield questions
-    native.module.connect(planning.plan)
+    native.module.connect(native_plans.plan)
 
 
 def layers(channels):

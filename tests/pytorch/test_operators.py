@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support import FLOATS, make
+from common import FLOATS, make
 
 import normgrad as ng
 

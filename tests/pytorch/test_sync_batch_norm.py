@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from support import FLOATS, FULL
+from common import FLOATS, FULL
 
 from normgrad.operators import precision, reference
 from normgrad.tensors import dtypes

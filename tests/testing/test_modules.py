@@ -5,7 +5,7 @@ from __future__ import annotations
 import array_api_strict as xp
 import numpy as np
 import pytest
-from support import Producer, sampled
+from common import Producer, sampled
 from trials import words
 
 import normgrad as ng

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
+from common import FULL, sampled
 from mutants import MUTANTS
-from support import FULL, sampled
 
 from normgrad import testing
 from normgrad.testing import Level, Subject

@@ -8,7 +8,7 @@ from normgrad.dialects import rules
 from normgrad.dialects.aclnn import products
 from normgrad.dialects.aclnn.contracts import CONTRACTS
 from normgrad.dialects.infiniop import ANY_PRODUCT, CONTRACT
-from normgrad.testing import aclnn, infiniop
+from normgrad.testing import aclnn_libraries, infiniop_libraries
 from normgrad.testing.neighbours import breach
 
 KINDS = {
@@ -19,12 +19,12 @@ KINDS = {
 }
 #: Each dialect's plain calls, with the tables that they keep.
 CALLS = {
-    "infiniop": (CONTRACT, ANY_PRODUCT, infiniop._BASE_CASE),
+    "infiniop": (CONTRACT, ANY_PRODUCT, infiniop_libraries._BASE_CASE),
     **{
         f"{operator}, {product.name}": (
             CONTRACTS[operator],
             product,
-            aclnn._base_case(KINDS[operator], product),
+            aclnn_libraries._base_case(KINDS[operator], product),
         )
         for product in products.PRODUCTS
         for operator in sorted(product.operators & {*KINDS})
@@ -96,4 +96,8 @@ def test_every_format_that_a_table_names_is_kept(name):
 
 def _near(name):
     _, product, plain = CALLS[name]
-    return infiniop.near() if name == "infiniop" else aclnn.near(plain.kind, product)
+    return (
+        infiniop_libraries.near()
+        if name == "infiniop"
+        else aclnn_libraries.near(plain.kind, product)
+    )

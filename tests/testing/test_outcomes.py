@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plain_operators
 import pytest
-from support import HALVES, Producer, sampled
+from common import HALVES, Producer, sampled
 from trials import of, tried
 
 import normgrad as ng

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgrad.dialects.aclnn import products
-from normgrad.testing import SubjectError, aclnn, infiniop, load
+from normgrad.testing import SubjectError, aclnn_libraries, infiniop_libraries, load
 from normgrad.testing.cases import Topic
 from normgrad.testing.suites import SUITES
 
@@ -21,13 +21,17 @@ def test_documents_say_how_many_cases_the_libraries_have():
     assert f"# {len(SUITES['aclnn'].cases(False, A2)):,} cases on the Atlas A2\n" in verify
 
 
-@pytest.mark.parametrize("suite", [aclnn, infiniop])
+@pytest.mark.parametrize("suite", [aclnn_libraries, infiniop_libraries])
 def test_suites_have_every_topic_and_so_do_quick_ones(suite):
     whole, quick = suite.cases(False, A2), suite.cases(True, A2)
     assert len({case.name for case in whole}) == len(whole)
     assert {case.name for case in quick} < {case.name for case in whole}
     assert len(quick) < len(whole) / 3
-    missing = {Topic.CONCURRENCY, Topic.MEMORY, *([Topic.MASKS] if suite is infiniop else [])}
+    missing = {
+        Topic.CONCURRENCY,
+        Topic.MEMORY,
+        *([Topic.MASKS] if suite is infiniop_libraries else []),
+    }
     expected = set(Topic) - missing
     for cases in (whole, quick):
         assert {case.topic for case in cases} == expected

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..support import memory
-from ..support.loading import loading
+from ..support.forks import loading
 from ..support.machine import this_machine
 from ..support.settings import SettingError
 from ..tensors import devices
-from .cpu import schedule as cpu
+from .cpu.schedule import schedules as cpu
 
 if TYPE_CHECKING:
     from ..plans.problem import Problem

@@ -11,7 +11,7 @@ import normgrad
 
 from ..operators.by_name import OPERATORS, choices_of
 from ..support import cache
-from . import FAILED, aclnn, bench, capi, files, info, run, say, show, verify, warmup
+from . import FAILED, archives, bench, capi, contract, info, run, say, show, verify, warmup
 
 
 def _signatures() -> str:
@@ -49,8 +49,8 @@ file; entries that are no arguments are left alone.
     normgrad run layer.npz -o gradients.npz
 
 FILE need not be trusted: nothing in it is unpickled, run, or taken for a path, and reading it takes
-no more memory than {files.MAX_RATIO:,} times its size and {files.RATIO_SLACK >> 20} MiB, whatever
-it claims to hold.
+no more memory than {archives.MAX_RATIO:,} times its size and {archives.RATIO_SLACK >> 20} MiB,
+whatever it claims to hold.
 
 The operators, with what may be left out in brackets:
 
@@ -135,15 +135,15 @@ def _run(
     # Every other option is the operator's argument of the same name.
     others = ("file", "out", "operator")
     options = {k: v for k, v in context.params.items() if k not in others and v is not None}
-    path = None if out is None else files.out_path(out)
+    path = None if out is None else archives.out_path(out)
     request = run.load(file, operator, options)
     kind = None if path is None else run.out_format(path, request)
     report = run.execute(request)
     # Write before printing: the reader of the output may close it.
     if path is not None and kind is not None:
-        with files.rewriting(path) as opened:
+        with archives.rewriting(path) as opened:
             arrays = {result.name: result.array for result in report.results}
-            files.encode(opened, kind, arrays)
+            archives.encode(opened, kind, arrays)
     for note in (*request.notes, *report.notes):
         say(f"note: {note}")
     run.show_report(request, report, path)
@@ -164,7 +164,9 @@ def _clean() -> None:
         size = cache.size()
         cache.clean()
     except OSError as error:
-        raise files.InputError("clean", f"the cache folder cannot be emptied ({error})") from None
+        raise archives.InputError(
+            "clean", f"the cache folder cannot be emptied ({error})"
+        ) from None
     show.table([("removed", [(str(cache.folder()), f"{size / 2**20:.1f} MiB")])])
 
 
@@ -172,5 +174,5 @@ app.command("bench")(bench.bench)
 app.command("verify", context_settings=verify.SETTINGS)(verify.verify)
 app.command("warmup")(warmup.warmup)
 
-app.add_typer(aclnn.app, name="aclnn")
+app.add_typer(contract.app, name="aclnn")
 app.add_typer(capi.app, name="capi")

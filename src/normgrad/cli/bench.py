@@ -14,7 +14,7 @@ import typer
 from ..support.machine import this_machine, version
 from ..tensors.unusable import describe
 from . import info, lack, show
-from .files import InputError, blaming, one_of, rewriting
+from .archives import InputError, blaming, one_of, rewriting
 
 if TYPE_CHECKING:
     from ..bench.layers import LayerTimes

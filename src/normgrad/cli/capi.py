@@ -14,7 +14,7 @@ import typer
 from .. import __version__
 from ..support.compilers import BuildError
 from . import show
-from .files import InputError, blaming, one_of
+from .archives import InputError, blaming, one_of
 
 app = typer.Typer(
     cls=show.Commands,

@@ -13,7 +13,7 @@ import normgrad
 
 from ..backends import choice
 from ..support import cache, threads, torch_build
-from ..support.loading import KernelError
+from ..support.forks import KernelError
 from ..support.machine import NOT_INSTALLED, this_machine, version
 from ..support.settings import SettingError
 from ..tensors import devices
@@ -67,7 +67,7 @@ def _cpu() -> Rows:
 
 def kernels_kept() -> Rows:
     """The source of kernels, which is the package or compilation, and the compiled ones' folder."""
-    from ..backends.cpu import store
+    from ..backends.cpu.objects import store
 
     level = store.level()
     source = "compiling, once" if level is None else f"the package, for {level}"

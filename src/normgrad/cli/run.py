@@ -24,8 +24,8 @@ from ..plans.plan import Plan
 from ..support.settings import SettingError
 from ..tensors import dtypes
 from ..tensors.unusable import shorten
-from . import files, show
-from .files import Array, Contents, Format, InputError
+from . import archives, show
+from .archives import Array, Contents, Format, InputError
 
 if TYPE_CHECKING:
     from ..testing import Call
@@ -179,7 +179,7 @@ def load(path: Path, name: str | None, overrides: Mapping[str, Any]) -> Request:
     """
     from ..testing import Call
 
-    with files.reading(path) as contents:
+    with archives.reading(path) as contents:
         operator = _operator(contents, name)
         choices = _choices(contents, operator, overrides)
         tensors = _tensors(contents, operator)
@@ -195,7 +195,7 @@ def load(path: Path, name: str | None, overrides: Mapping[str, Any]) -> Request:
 
 def out_format(out: Path, request: Request) -> Format:
     """The format to write; an InputError if it cannot hold the gradients or be written."""
-    files.check_writable(out)
+    archives.check_writable(out)
     kind = {each.value: each for each in Format}.get(out.suffix.lower(), request.format)
     if kind is Format.NPZ:
         for output, spec in zip(request.call.outputs, request.plan.output_specs, strict=True):

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..support.loading import KernelError
+from ..support.forks import KernelError
 from ..support.settings import SettingError
 from . import UNUSABLE, ending_in_one_line, escaped, say
-from .files import InputError
+from .archives import InputError
 
 #: The width of output that is no terminal, in columns: wider than any table, so that none is cut.
 PIPE_WIDTH = 240

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import info, lack
-from .files import InputError
+from .archives import InputError
 
 #: What follows SUBJECT goes to pytest.
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..backends.cpu.schedule import Schedule, build
+from ..backends.cpu.schedule.schedules import Schedule, build
 from ..operators.by_name import PLANNED, choices_of
 from ..operators.contract import Kind, Operator, check, shapes_of
 from ..plans import lowering as views
@@ -23,7 +23,7 @@ from ..tensors.dtypes import DType
 from ..tensors.specs import TensorSpec
 from ..tensors.strides import contiguous_strides
 from . import info, show
-from .files import InputError, one_of
+from .archives import InputError, one_of
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
@@ -72,8 +72,8 @@ def warmup(
     ):
         for name in names or ():
             one_of(option, name, allowed)
-    from ..backends.cpu import store
-    from ..backends.cpu.units import every, needed
+    from ..backends.cpu.objects import store
+    from ..backends.cpu.objects.units import every, needed
 
     units = every()
     if operator or dtype or layout:

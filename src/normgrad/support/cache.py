@@ -19,8 +19,8 @@ from pathlib import Path
 import platformdirs
 
 from . import notices
+from .files import replacing
 from .settings import SettingError
-from .writing import replacing
 
 #: The environment variable with the folder; without it, the folder is the platform's.
 VARIABLE = "NORMGRAD_CACHE_DIR"

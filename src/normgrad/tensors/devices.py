@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..support.loading import loading
+from ..support.forks import loading
 from .unusable import describe
 
 CPU = "cpu"

@@ -20,12 +20,12 @@ from typing import Any
 
 from ..operators.contract import Kind
 from .cases import Case, Topic
-from .conversions import outputs
 from .findings import Finding, findings
+from .framework_tensors import outputs
+from .operator_suite import cases
 from .outcomes import Fault, Judged, Level, Outcome, judge
 from .own import Operator
 from .subjects import Implementation, Subject, SubjectError
-from .suite import cases
 from .suites import SUITES, load, run
 from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
 

@@ -14,7 +14,7 @@ from ..dialects.aclnn import Status
 from ..dialects.c.declarations import functions_of
 from ..dialects.c.signatures import Function
 from ..dialects.infiniop import infiniStatus_t
-from .conversions import NotOfferedError
+from .framework_tensors import NotOfferedError
 
 #: The statuses that have names in a report, by their C type.
 _NAMED: dict[str, Any] = {"aclnnStatus": Status, "infiniStatus_t": infiniStatus_t}

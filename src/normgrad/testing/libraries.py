@@ -17,8 +17,8 @@ from ..operators.contract import Kind
 from ..tensors import strides as layout
 from .c_functions import Functions, RefusedError
 from .cases import IN_PLACE, Case
-from .conversions import NotOfferedError
-from .memory import Watched, guarded
+from .framework_tensors import NotOfferedError
+from .memory_checks import Watched, guarded
 from .outcomes import Fault, Outcome, wrong
 from .subjects import Implementation
 from .tensors import Array, Call, lay_out

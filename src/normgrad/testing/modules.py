@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..operators.reference import OWN_STATISTICS, Exact, centred, mean_of, of_formula
-from . import suite
+from . import operator_suite
 from .cases import Case, Topic
 from .changes import TWISTS
-from .conversions import NotOfferedError, first_line, to_array, to_torch
-from .memory import Watched
+from .framework_tensors import NotOfferedError, first_line, to_array, to_torch
+from .memory_checks import Watched
 from .outcomes import Outcome, wrong
 from .subjects import Implementation, SubjectError
 from .tensors import Array, Call
@@ -137,7 +137,7 @@ def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:
     """The cases of the operators' suite that a module with these facts can be asked for."""
     kind, parameters = facts["kind"], int(facts["parameters"])
     by_name: dict[str, ModuleCase] = {}
-    for case in suite.cases(quick, (kind,)):
+    for case in operator_suite.cases(quick, (kind,)):
         fits = all(getattr(case, name) == getattr(Case, name) for name in _FIXED_FIELDS)
         is_of_input = not case.change or (
             case.topic is Topic.SPECIAL and TWISTS[case.change].argument == "input"

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..operators.by_name import FUNCTIONS
 from .cases import OWNED, Case, Topic
-from .conversions import (
+from .framework_tensors import (
     Counterpart,
     NotOfferedError,
     first_line,
@@ -27,7 +27,7 @@ from .conversions import (
     to_dlpack,
     to_torch,
 )
-from .memory import Watched, guarded, leak_of, reverse
+from .memory_checks import Watched, guarded, leak_of, reverse
 from .outcomes import UNREADABLE, Fault, Judged, Outcome, convention, wrong
 from .tensors import Array, Call
 

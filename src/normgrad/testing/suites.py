@@ -20,13 +20,13 @@ import normgrad
 from ..operators.by_name import FUNCTIONS
 from ..support.machine import version
 from ..tensors import devices
-from . import aclnn, infiniop, modules, own
+from . import aclnn_libraries, infiniop_libraries, modules, own
 from .c_functions import Functions
 from .cases import Case, Topic
 from .libraries import Library
+from .operator_suite import cases
 from .outcomes import Judged, judge, wrong
 from .subjects import NO_PARAMETER, Implementation, Subject, SubjectError
-from .suite import cases
 
 
 class Suite(NamedTuple):
@@ -38,13 +38,13 @@ class Suite(NamedTuple):
 #: The suites, by :attr:`.subjects.Implementation.suite`.
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
-    "infiniop": Suite(infiniop.cases),
-    "aclnn": Suite(aclnn.cases),
+    "infiniop": Suite(infiniop_libraries.cases),
+    "aclnn": Suite(aclnn_libraries.cases),
     "modules": Suite(modules.cases),
 }
 
 #: The dialects that a shared library may speak.
-_DIALECTS = (infiniop.Infiniop, aclnn.Aclnn)
+_DIALECTS = (infiniop_libraries.Infiniop, aclnn_libraries.Aclnn)
 
 #: Loads a library, and makes its functions visible to those loaded later.
 _load_globally = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)

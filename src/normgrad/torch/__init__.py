@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..support.torch_build import build
 from . import functional, native, nn
-from .adapting import register
-from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
-from .estimating import Estimate, estimate
-from .overriding import install, override, uninstall
-from .warming import warmup
+from .aten_kernels import install, override, uninstall
+from .compilation import warmup
+from .conversion.classes import register
+from .conversion.gain import Estimate, estimate
+from .conversion.model import Conversion, convert, convert_sync_batchnorm, converted, revert
 
 __all__ = [
     "Conversion",

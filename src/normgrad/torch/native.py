@@ -65,15 +65,15 @@ def load() -> None:
     except ImportError as error:
         _mention(f"not loaded: {error}")
         return
-    from . import planning
+    from . import native_plans
 
-    made.connect(planning.plan)
+    made.connect(native_plans.plan)
     threads.subscribe(made.set_threads)
     for name in ("batch_norm", "group_norm", "layer_norm", "rms_norm", "has_observers"):
         setattr(sys.modules[__name__], name, getattr(made, name))
     numbers = {name: made.add_operator(name) for name in PLANNED}
     frameworks.compute_in_cpp = lambda name, *call: made.compute(numbers[name], *call)
-    frameworks.prepare_in_cpp = planning.prepare
+    frameworks.prepare_in_cpp = native_plans.prepare
     module = made
     frameworks.of_torch()  # whose tensors functions know from then on
 

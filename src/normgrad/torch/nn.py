@@ -247,6 +247,6 @@ class SyncBatchNorm(_BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Any:
         """Do the same as :func:`normgrad.torch.convert_sync_batchnorm`."""
-        from .conversion import convert_sync_batchnorm
+        from .conversion.model import convert_sync_batchnorm
 
         return convert_sync_batchnorm(module, process_group)

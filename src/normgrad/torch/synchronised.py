@@ -23,7 +23,7 @@ from ..operators.sync_batch_norm import (
 )
 from ..tensors import devices, dtypes
 from . import collectives
-from .watching import hide_from_dynamo
+from .dynamo import hide_from_dynamo
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 _FLOATS = tuple(getattr(torch, name) for name in _DTYPES)

@@ -6,7 +6,7 @@ import hashlib
 
 import ml_dtypes
 import numpy as np
-from support import check, make, named, sampled
+from common import check, make, named, sampled
 
 import normgrad as ng
 

@@ -11,15 +11,16 @@ import sys
 import threading
 from pathlib import Path
 
+import common
 import ml_dtypes
 import numpy as np
 import pytest
-import support
+from common import OPERATORS, bits, cut_finely, make, run, shared_by_threads
 from llvmlite import binding as llvm
-from support import OPERATORS, bits, cut_finely, make, run, shared_by_threads
 
 import normgrad as ng
-from normgrad.backends.cpu import compiler, schedule, units
+from normgrad.backends.cpu.objects import compiler, units
+from normgrad.backends.cpu.schedule import schedules as schedule
 from normgrad.plans import plan as plans
 from normgrad.support.machine import Machine
 from normgrad.support.memory import LINE
@@ -163,7 +164,7 @@ def test_many_threads_in_other_processes_give_the_same_bits():
     """More threads than cores, and one."""
     code = (
         "import sys, hashlib; sys.path[:0] = sys.argv[1:]\n"
-        "from support import *\n"
+        "from common import *\n"
         "digest = hashlib.sha256()\n"
         "shared = shared_by_threads()\n"
         "shared.__enter__()\n"
@@ -174,7 +175,7 @@ def test_many_threads_in_other_processes_give_the_same_bits():
         "            digest.update(np.ascontiguousarray(value).tobytes())\n"
         "print(digest.hexdigest())"
     )
-    tests = str(Path(support.__file__).resolve().parent)
+    tests = str(Path(common.__file__).resolve().parent)
     digests = {
         subprocess.run(
             [sys.executable, "-c", code, tests],
@@ -402,7 +403,9 @@ def test_samples_together(monkeypatch, kind, dtype, shape, groups, together):
 
     found = results()
     assert {plan._schedule.layout.together for plan in plans._plans.values()} == {together}
-    monkeypatch.setattr("normgrad.backends.cpu.layout._samples_together", lambda problem, policy: 1)
+    monkeypatch.setattr(
+        "normgrad.backends.cpu.schedule.layout._samples_together", lambda problem, policy: 1
+    )
     assert results() == found
     assert {plan._schedule.layout.together for plan in plans._plans.values()} == {1}
 

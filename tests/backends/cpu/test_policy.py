@@ -8,8 +8,9 @@ import pytest
 
 import normgrad as ng
 from normgrad.backends import choice
-from normgrad.backends.cpu import block, schedule
-from normgrad.backends.cpu.policy import MOST_TASKS, Policy, policy_of
+from normgrad.backends.cpu.schedule import block
+from normgrad.backends.cpu.schedule import schedules as schedule
+from normgrad.backends.cpu.schedule.policy import MOST_TASKS, Policy, policy_of
 from normgrad.plans import plan as plans
 from normgrad.support.machine import Machine
 

@@ -57,7 +57,7 @@ def test_a_processor_that_cannot_convert_float16(tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
     )
     assert done.stderr.splitlines()[-1] == (
-        "normgrad.support.loading.KernelError: this processor (nehalem) cannot convert float16; "
+        "normgrad.support.forks.KernelError: this processor (nehalem) cannot convert float16; "
         "allowed: one with F16C, as all of x86-64 since 2012 have it (in QEMU: -cpu max)"
     )
 

@@ -19,9 +19,10 @@ import pytest
 from llvmlite import binding as llvm
 
 import normgrad
-from normgrad.backends.cpu import packing, processes, store, target, units
+from normgrad.backends.cpu import target
+from normgrad.backends.cpu.objects import packing, processes, store, units
 from normgrad.support import cache, notices, torch_build
-from normgrad.support.loading import KernelError
+from normgrad.support.forks import KernelError
 from normgrad.tensors import dtypes
 
 pytestmark = pytest.mark.cpu
@@ -280,9 +281,9 @@ def test_numba_s_version_is_its_own():
 
 def test_the_digest_is_of_all_that_kernels_have_constants_from():
     """What the files of compiled code import from above their folder."""
-    imports = re.compile(r"^from \.\.\.(\w+) import (.+)$|^from \.\.\.(\w+)\.(\w+) import", re.M)
+    imports = re.compile(r"^from \.{4}(\w+) import (.+)$|^from \.{4}(\w+)\.(\w+) import", re.M)
     found = set()
-    for path in store.FOLDER.glob("*.py"):
+    for path in store.FOLDER.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         if re.search("^@(helper|instruction|by_types|passed)", text, re.M):
             for folder, modules, other, module in imports.findall(text):
@@ -463,11 +464,12 @@ STOCK = """
 import sys
 import time
 from pathlib import Path
-sys.modules["normgrad.backends.cpu.pipeline"] = None
-from normgrad.backends.cpu import helpers, store, units
+sys.modules["normgrad.backends.cpu.vector.pipeline"] = None
+from normgrad.backends.cpu.objects import store, units
+from normgrad.backends.cpu.vector import helpers
 from numba.core.compiler import Compiler
 assert helpers.UNIT_COMPILER is Compiler
-from normgrad.backends.cpu.compiler import object_of
+from normgrad.backends.cpu.objects.compiler import object_of
 for unit in sys.argv[1:]:
     store.keep(unit, object_of(unit))
 """
@@ -499,7 +501,7 @@ def test_an_object_file_is_loaded_without_numba(tmp_path):
     """It refers to nothing of Numba's."""
     store.addresses([UNIT])
     code = (
-        "import sys; from normgrad.backends.cpu import store, units\n"
+        "import sys; from normgrad.backends.cpu.objects import store, units\n"
         "print(store.addresses([units.OPENMP])[units.OPENMP] != 0, 'numba' in sys.modules)"
     )
     assert run("-c", code) == "True False\n"
@@ -552,7 +554,7 @@ import sys
 import time
 from pathlib import Path
 sys.path[:0] = [Path("/nowhere"), "/nowhere"]
-from normgrad.backends.cpu import processes
+from normgrad.backends.cpu.objects import processes
 found = dict(processes.compiled(["arithmetic: count"], 1, lambda: None))
 print(*found, found["arithmetic: count"][:4], "numba" in sys.modules)
 """
@@ -598,7 +600,7 @@ def test_an_object_s_parts_lie_together(tmp_path):
 
 FULL = """
 import mmap, sys
-from normgrad.backends.cpu import store, units
+from normgrad.backends.cpu.objects import store, units
 place = store.addresses([units.DRIVER])[units.DRIVER]
 with open("/proc/self/maps") as file:
     ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in file]
@@ -657,7 +659,7 @@ HERE = """
 import hashlib, sys
 import numba
 before = dict(vars(numba.core.config))
-from normgrad.backends.cpu import store
+from normgrad.backends.cpu.objects import store
 print(hashlib.sha256(store._compiled_here(sys.argv[1])).hexdigest())
 print(vars(numba.core.config) == before)
 """
@@ -721,7 +723,7 @@ def test_the_logger_turns_it_off(told):
 
 
 SAID = """
-from normgrad.backends.cpu import store
+from normgrad.backends.cpu.objects import store
 store.LONG = 0.0
 store.addresses(["arithmetic: count"])
 """

@@ -14,10 +14,10 @@ from typing import Any
 
 import gpu_code
 import pytest
+from common import FULL, sampled
 from gpu_code import code_of, kernel_of
 from gpu_costs import CASES as COSTS
 from gpu_costs import DTYPES, LAYOUTS, planned
-from support import FULL, sampled
 from triton_programs import CASES, H200, OVER_TENSORS, arguments, schedule_of, schedules
 
 from normgrad import TensorSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gpu_costs
 import pytest
-from support import INTERPRETED
+from common import INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="plans are the same")
 

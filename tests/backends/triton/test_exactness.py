@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from common import FLOATS, INTERPRETED, lay_out, named, on_device
 from exact_formulas import Array, Exact, Norm, batch, group, row, units
-from support import FLOATS, INTERPRETED, lay_out, named, on_device
 from triton_programs import PASSES
 
 import normgrad as ng

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import INTERPRETED
+from common import INTERPRETED
 from triton_programs import H200, OVER_TENSORS, PASSES, schedule_of
 
 from normgrad import TensorSpec

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support import FLOATS, INTERPRETED, bits, make, on_device, run
+from common import FLOATS, INTERPRETED, bits, make, on_device, run
 from triton_programs import PASSES, forward_case
 
 import normgrad as ng

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support import FLOATS, INTERPRETED
+from common import FLOATS, INTERPRETED
 from triton_programs import CASES, H200, OVER_TENSORS, arguments, plan_of, schedule_of
 
 from normgrad import TensorSpec

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from support import INTERPRETED, make, run
+from common import INTERPRETED, make, run
 
 from normgrad import TensorSpec
 from normgrad.backends import choice
@@ -28,7 +28,7 @@ from normgrad.operators.by_name import PLANNED, choices_of
 from normgrad.plans import lowering as views
 from normgrad.plans import plan as plans
 from normgrad.plans.problem import Role
-from normgrad.support import cache, loading, notices
+from normgrad.support import cache, forks, notices
 from normgrad.tensors import dtypes
 from normgrad.tensors.strides import Axis
 
@@ -189,7 +189,7 @@ def test_a_failure_is_remembered(checks):
     messages = []
     for _ in range(2):
         for _ in range(2):
-            with pytest.raises(loading.KernelError) as caught:
+            with pytest.raises(forks.KernelError) as caught:
                 selfcheck.settled(0, GPU)
             messages.append(str(caught.value))
         checks.new_process()
@@ -246,7 +246,7 @@ def test_what_is_no_verdict(checks, damage):
     checks.verdict = BAD
     path, other = selfcheck.path_of(GPU.name), Device("NVIDIA Other")
     for device in (GPU, other):
-        with pytest.raises(loading.KernelError):
+        with pytest.raises(forks.KernelError):
             selfcheck.settled(0, device)
     whole = path.read_bytes()
     path.write_bytes(
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_written(checks, monkeypatch, tmp_path):
         checks.new_process()
     checks.verdict = BAD
     for _ in range(2):
-        with pytest.raises(loading.KernelError):
+        with pytest.raises(forks.KernelError):
             selfcheck.settled(0, GPU)
     assert len(checks) == 3
     assert (tmp_path / "file").read_text() == "not a folder"
@@ -421,6 +421,6 @@ def test_what_info_says(checks, monkeypatch):
     path.unlink()
     checks.new_process()
     checks.verdict = BAD
-    with pytest.raises(loading.KernelError):
+    with pytest.raises(forks.KernelError):
         selfcheck.settled(0, GPU)
     assert info.gpu_kernels(GPU.name) == f"checked: {BAD} {again}"

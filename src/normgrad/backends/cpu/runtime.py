@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from ...plans.problem import PLACES
 from .. import NativeSchedule
-from . import block as B
-from . import store, teams, units
-from .cuts import cost_of
-from .policy import SHARED_BY_WORKERS
-from .schedule import Schedule
+from . import teams
+from .objects import store, units
+from .schedule import block as B
+from .schedule.cuts import cost_of
+from .schedule.policy import SHARED_BY_WORKERS
+from .schedule.schedules import Schedule
 from .teams import ALONE, Team
 
 #: The type of the driver, ``drive.drive``; the GIL is released while it runs.

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...support import memory, threads
-from . import block as B
-from . import store, units
+from .objects import store, units
+from .schedule import block as B
 
 
 class Team(NamedTuple):
@@ -125,7 +125,7 @@ def team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
     unit = units.START if functions is None else units.OPENMP
     address = store.addresses([unit])[unit]
     rest = [address, 0, 0, 0, pool] if functions is None else [*functions, address, 0]
-    # drive.py knows the clocks of Linux alone.
+    # driver.py knows the clocks of Linux alone.
     clock = _address(ctypes.CDLL(None).clock_gettime) if sys.platform.startswith("linux") else 0
     table = np.array([clock, 0, *rest], np.int64)
     _tables.append(table)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...plans.problem import OTHERS
-from ...support.loading import KernelError
+from ...support.forks import KernelError
 from .launches import Launch
 
 # A launch in words of 64 bits: the driver's CUlaunchConfig, of which the call adds the stream; the

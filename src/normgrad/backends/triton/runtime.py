@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...support.loading import KernelError
+from ...support.forks import KernelError
 from .. import NativeSchedule
 from . import cuda_driver
 from .config import Config

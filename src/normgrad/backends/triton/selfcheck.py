@@ -20,7 +20,7 @@ from ...operators import precision, reference
 from ...operators.reference import Exact
 from ...plans.problem import PLACES, WORKSPACE, Problem, Role, Vector
 from ...support import cache as folders
-from ...support.loading import KernelError
+from ...support.forks import KernelError
 from ...tensors import dtypes
 from ...tensors.dtypes import DType
 from ...tensors.strides import Axis, round_up

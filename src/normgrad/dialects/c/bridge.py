@@ -17,7 +17,7 @@ from typing import Any
 
 from ...plans.plan import Plan
 from ...plans.workspaces import Memory
-from ...support.loading import LOADING
+from ...support.forks import LOADING
 from ...tensors.unusable import Unusable
 from .. import infiniop
 from ..aclnn import aclBoolArray, aclCreateTensor, devices, phases, products

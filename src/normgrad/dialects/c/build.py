@@ -15,7 +15,7 @@ from pathlib import Path
 from ... import __version__
 from ...support import compilers
 from ...support.compilers import BuildError
-from ...support.writing import replacing
+from ...support.files import replacing
 from .declarations import (
     ABSENT,
     DIALECTS,

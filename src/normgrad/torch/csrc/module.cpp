@@ -84,7 +84,7 @@ py::object as_python(const Choice& choice) {
   }
 }
 
-// Reads a plan, as planning.py describes it.
+// Reads a plan, as native_plans.py describes it.
 std::shared_ptr<const Plan> read_plan(const py::dict& answer) {
   using Words = std::vector<int64_t>;
   using Results = std::vector<std::tuple<int64_t, int64_t, at::ScalarType>>;

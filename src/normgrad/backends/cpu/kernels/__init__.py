@@ -1,0 +1,1 @@
+"""Kernels: what compiled code does with the elements and channels of a task."""

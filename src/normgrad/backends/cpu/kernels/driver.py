@@ -1,0 +1,141 @@
+"""The driver: it runs a schedule's steps on one thread or several."""
+
+from __future__ import annotations
+
+from ..schedule import block as B
+from ..vector.helpers import helper
+from ..vector.intrinsics import (
+    address_of,
+    call,
+    exchange,
+    get,
+    int_buffer,
+    integers_at,
+    not_inlined,
+    put,
+    smaller,
+    word,
+)
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Sizes of arrays on the stack, which have to be globals of the module that uses them.
+BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
+#: CLOCK_MONOTONIC_COARSE, which takes 10 ns to read, and has a resolution of 1 to 10 ms.
+COARSE = 6
+#: How long the calling thread works alone after a step that took too long, in times of that step:
+#: where every core is busy with other programs, the steps that find out take a twentieth of the
+#: time.
+ALONE_FOR = 20
+
+
+@helper
+def run_share(team, thread, threads):
+    """Run a thread's share of a step's tasks."""
+    step = word(team, B.TEAM_STEP)
+    tasks = word(step, B.TASKS)
+    first, last = thread * tasks // threads, (thread + 1) * tasks // threads
+    block = word(team, B.TEAM_BLOCK)
+    # No other thread has this number, and there is scratch memory for it.
+    number = first if tasks <= word(block, B.MOST_THREADS) else thread
+    call(word(step, B.RUN_TASKS), (block, step, number, first, last))
+
+
+def share(team):
+    """Run the share of one of OpenMP's threads."""
+    run_share(team, call(word(team, B.THREAD_NUMBER), ()), call(word(team, B.THREAD_COUNT), ()))
+
+
+@helper
+def wait(pool, semaphore):
+    """Wait for a semaphore of the pool, without using the processor."""
+    while call(word(pool, B.SEM_WAIT), (pool + 8 * semaphore,)) != 0:  # a signal interrupted it
+        pass
+
+
+@helper
+def post(pool, semaphore):
+    """Let one thread that waits for a semaphore of the pool go on."""
+    call(word(pool, B.SEM_POST), (pool + 8 * semaphore,))
+
+
+def start(function, team, threads, flags):
+    """Run a step on worker threads and the calling thread; the arguments are GOMP_parallel's.
+
+    While another thread's call has the workers, the calling thread runs all tasks.
+    """
+    pool = word(team, B.POOL)
+    words = integers_at(pool)
+    if exchange(pool + 8 * B.IS_TAKEN, 1) != 0:
+        run_share(team, 0, 1)
+        return
+    put(words, B.POOL_TEAM, team)
+    put(words, B.POOL_THREADS, threads)
+    for thread in range(1, threads):
+        post(pool, B.DONE + B.SEMAPHORE_WORDS * thread)
+    run_share(team, 0, threads)
+    for _ in range(1, threads):
+        wait(pool, B.DONE)
+    exchange(pool + 8 * B.IS_TAKEN, 0)
+
+
+def serve(pool, thread):
+    """Run the shares of a worker thread, for as long as the process lives."""
+    while thread > 0:
+        wait(pool, B.DONE + B.SEMAPHORE_WORDS * thread)
+        run_share(word(pool, B.POOL_TEAM), thread, word(pool, B.POOL_THREADS))
+        post(pool, B.DONE)
+
+
+@helper
+def now(team):
+    """The time in milliseconds; 0 where no clock is known."""
+    if word(team, B.CLOCK) == 0:
+        return 0
+    time = int_buffer(2)
+    call(word(team, B.CLOCK), (COARSE, time))
+    return get(time, 0) * 1000 + get(time, 1) // 1000000
+
+
+@helper
+def run_shared(block, step, team, threads):
+    """Share a step's tasks among a team's threads."""
+    not_inlined()
+    begin, fields = now(team), int_buffer(TEAM_FIELDS)
+    for field in range(B.TEAM_BLOCK):
+        put(fields, field, word(team, field))
+    put(fields, B.TEAM_BLOCK, block)
+    put(fields, B.TEAM_STEP, step)
+    call(get(fields, B.PARALLEL), (get(fields, B.SHARE), fields, threads, 0))
+    spent = now(team) - begin
+    if spent > word(block, B.PATIENCE):
+        put(integers_at(team), B.ALONE_UNTIL, begin + spent * (1 + ALONE_FOR))
+
+
+def drive(table, team, threads, places):
+    """Run a schedule: copy its block, fill in the addresses, and call its steps one by one.
+
+    ``table`` is the address of its table (block.py). The ``threads`` of a team share the tasks of
+    parallel steps, unless their last step had to wait for cores that other programs keep busy.
+    """
+    template, block = word(table, B.TEMPLATE), int_buffer(BLOCK_FIELDS)
+    here = address_of(block)
+    threads = smaller(threads, word(template, B.MOST_THREADS))
+    if threads > 1 and now(team) < word(team, B.ALONE_UNTIL):
+        threads = 1
+    addresses = integers_at(places)
+    for slot in range(B.ADDRESSES):
+        put(block, slot, get(addresses, slot))
+    for field in range(B.ADDRESSES, B.BLOCK_FIELDS):
+        put(block, field, word(template, field))
+    put(block, B.STREAM, threads <= get(block, B.STREAM))
+    if get(block, B.DX) == get(block, B.X):  # the memory of dx has x, which is still read
+        put(block, B.DY_IN_DX, 0)
+    if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
+        put(block, B.STREAM, 0)
+    for index in range(word(table, B.STEP_COUNT)):
+        step = word(table, B.STEPS) + 8 * B.STEP_FIELDS * index
+        if word(step, B.THREADS) == 0 or threads <= 1:
+            call(word(step, B.RUN_TASKS), (here, step, 0, 0, word(step, B.TASKS)))
+        else:
+            run_shared(here, step, team, threads)

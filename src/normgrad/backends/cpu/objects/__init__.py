@@ -1,0 +1,1 @@
+"""Object files of machine code: compiled, kept, brought by wheels, and loaded."""

@@ -1,0 +1,1 @@
+"""How a problem's work is cut into steps and tasks, before any data is seen."""

@@ -1,0 +1,1 @@
+"""The language that kernels are written in: instructions, vectors of lanes, parts of rows."""
