@@ -59,24 +59,6 @@ def batch_norm(
     return _compute(native.batch_norm, _stock.batch_norm, arguments)
 
 
-def cumulative_batch_norm(
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batches: Tensor,
-    eps: float,
-) -> Tensor:
-    """Batch norm in training whose running statistics become the average over all batches.
-
-    The arguments are as for :func:`batch_norm`; ``batches`` is the number of batches so far, with
-    this one, as a tensor of one integer.
-    """
-    momentum = 1.0 / float(batches)
-    return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
-
-
 def sync_batch_norm(
     input: Tensor,
     running_mean: Tensor | None,

@@ -18,7 +18,7 @@
 namespace normgrad {
 namespace {
 
-// Python's function planning.plan, of the newest import of normgrad, and the class of PyTorch's mode
+// Python's function native_plans.plan, of the newest import of normgrad, and the class of PyTorch's mode
 // for devices. They are never destroyed, since threads may outlive Python.
 py::object &planner = *new py::object(), &device_mode = *new py::object();
 
