@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..tensors.unusable import describe
 from . import native
-from .conversion.model import check_module
+from .nn import check_module
 
 
 def warmup(module: Module, /, *example: Any, **kwargs: Any) -> None:

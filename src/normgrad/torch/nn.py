@@ -49,6 +49,20 @@ class Ours(Module):
         )
 
 
+def check_module(module: Module) -> None:
+    """Raise a TypeError if the argument is not a module, or is one of TorchScript's.
+
+    TorchScript calls PyTorch's operators directly, so its layers cannot be converted.
+    """
+    if not isinstance(module, Module):
+        raise TypeError(f"module: {describe(module)}; allowed: a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            f"module: it is {describe(module)}, code of TorchScript's; "
+            "allowed: modules in Python, before torch.jit scripts or traces them"
+        )
+
+
 # Parameters and buffers are read from their tables, which avoids calls of ``__getattr__``. They are
 # plain attributes in pruned layers, replicas and layers with parametrizations.
 

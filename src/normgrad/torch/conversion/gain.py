@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from ...bench import timing
 from ...support import notices
 from ..compilation import copy_of, differentiable, like
-from ..nn import Ours
-from .model import Conversion, check_module, convert, converted, revert, stock_name
+from ..nn import Ours, check_module
+from .model import Conversion, convert, converted, revert, stock_name
 
 #: For how long, in seconds, the steps take turns, and the two layers of each kind of call.
 STEP_SECONDS, LAYER_SECONDS = 3.0, 0.1

@@ -15,9 +15,8 @@ from torch.nn import Module
 from torch.nn.modules.module import _WrappedHook
 from torch.nn.utils.parametrize import is_parametrized
 
-from ...tensors.unusable import describe
 from .. import collectives, native, nn
-from ..nn import Ours
+from ..nn import Ours, check_module
 from .classes import LAYERS, class_of, is_norm, name_of
 
 #: The type of the model, which conversion keeps.
@@ -265,20 +264,6 @@ def _check_ranks_agree(norms: Mapping[str, Any], group: Any) -> None:
                     f"module: the ranks' layers differ: {first!r} on rank 0, {their!r} on rank "
                     f"{other}; allowed: the same on all ranks"
                 )
-
-
-def check_module(module: Module) -> None:
-    """Raise a TypeError if the argument is not a module, or is one of TorchScript's.
-
-    TorchScript calls PyTorch's operators directly, so its layers cannot be converted.
-    """
-    if not isinstance(module, Module):
-        raise TypeError(f"module: {describe(module)}; allowed: a torch.nn.Module")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(
-            f"module: it is {describe(module)}, code of TorchScript's; "
-            "allowed: modules in Python, before torch.jit scripts or traces them"
-        )
 
 
 def _replace(module: Model, kind_for: Callable[[Module], type[Module] | None]) -> Model:
