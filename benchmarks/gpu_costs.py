@@ -19,8 +19,8 @@ from triton_programs import OVER_TENSORS, arguments, schedule_of
 
 from normgrad.backends.triton.config import ABSENT, COLUMNS, OUTPUTS, RESULT, SUMS, TOTALS, slot
 from normgrad.backends.triton.launches import Launch
+from normgrad.backends.triton.layouts import ITEMSIZES
 from normgrad.backends.triton.schedule import Schedule
-from normgrad.backends.triton.tiling import ITEMSIZES
 from normgrad.plans.problem import Role
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance" / "gpus.md"

@@ -22,7 +22,7 @@ from triton_programs import CASES, H200, OVER_TENSORS, arguments, schedule_of, s
 
 from normgrad import TensorSpec
 from normgrad.backends.triton.config import COLUMNS, OUTPUTS, RESULT
-from normgrad.backends.triton.tiling import ITEMSIZES
+from normgrad.backends.triton.layouts import ITEMSIZES
 
 triton = pytest.importorskip("triton")
 

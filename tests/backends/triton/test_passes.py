@@ -15,7 +15,8 @@ from common import FLOATS, INTERPRETED, bits, make, on_device, run
 from triton_programs import PASSES, forward_case
 
 import normgrad as ng
-from normgrad.backends.triton import lines, tiling
+from normgrad.backends.triton import cuts, layouts
+from normgrad.backends.triton.policy import POLICY
 from normgrad.operators import precision
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
@@ -147,7 +148,7 @@ def test_long_offsets_and_positions():
         for kind in ("train", "group_norm", "layer_norm"):
             for layout in ("contiguous", "channels_last"):
                 case = make(kind, (3, 6, 5, 4), layout=layout)
-                with mock.patch.object(tiling, "SHORT", 1), on_device(PASSES[passes]):
+                with mock.patch.object(layouts, "SHORT", 1), on_device(PASSES[passes]):
                     assert plan_of(case)._schedule.launches[-1].config.long_positions
                     run(case)
 
@@ -272,13 +273,13 @@ def test_special_values_of_lines(passes, shape, name):
 @pytest.mark.parametrize(("rows", "columns"), [(70, 40), (20, 300), (19, 12)])
 def test_chains_of_many_lines(rows, columns, dtype, monkeypatch):
     """Terms of the parameters' gradients that one program adds up: many chains, few, and one."""
-    monkeypatch.setattr(lines, "WARPS", 1)
+    monkeypatch.setattr(cuts, "POLICY", replace(POLICY, warps=1))
     case = make("group_norm", (rows, columns), dtype=dtype, num_groups=1)
     with on_device(PASSES["one pass"]):
         (launch, _) = plan_of(case)._schedule.launches
-        assert launch.config.chain == lines.CHAIN
+        assert launch.config.chain == POLICY.chain
         sizes = launch.arguments.sizes
-        programs_each = -(-sizes.each // (lines.CHAIN * lines.CHAINS))
+        programs_each = -(-sizes.each // (POLICY.chain * POLICY.chains))
         assert sizes.slots == launch.programs // sizes.sets * programs_each
         check_twice(case, "one pass")
 

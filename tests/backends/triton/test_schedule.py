@@ -13,8 +13,9 @@ from common import FLOATS, INTERPRETED
 from triton_programs import CASES, H200, OVER_TENSORS, arguments, plan_of, schedule_of
 
 from normgrad import TensorSpec
-from normgrad.backends.triton import config, tiling
+from normgrad.backends.triton import config, layouts
 from normgrad.backends.triton.device import Device
+from normgrad.backends.triton.policy import POLICY
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="plans are the same")
 
@@ -57,9 +58,9 @@ def test_programs_of_short_rows_are_worth_starting(dtype, layout):
         (launch,) = program.launches
         item = 4 if dtype == "float32" else 2
         read = 2 * item * math.prod(shape) // launch.programs
-        assert read >= tiling.LEAST // 2, (shape, program.path)
+        assert read >= POLICY.least // 2, (shape, program.path)
         if program.pattern == "columns":
-            assert item * launch.arguments.sizes.step >= tiling.SECTOR, shape
+            assert item * launch.arguments.sizes.step >= POLICY.sector, shape
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((256, 512, 1), 512), ((8, 32, 3), 32)])
@@ -305,7 +306,7 @@ def test_divisions_by_multiplication_are_right():
     numbers = random.Random(0)
     sizes = [2, 3, 5, 7, 49, 196, 784, 3136, 12544, 50176, 65535, 65536, 65537, (1 << 31) - 1]
     for size in (*sizes, *(numbers.randrange(2, 1 << 31) for _ in range(200))):
-        axis = tiling.axis_words(size)
+        axis = layouts.axis_words(size)
         assert 0 < axis.magic < 1 << 32
         edges = [0, 1, size - 1, size, size + 1, 2 * size - 1, (1 << 31) - 1]
         for n in (*edges, *(numbers.randrange(1 << 31) for _ in range(200))):

@@ -247,15 +247,11 @@ def put_totals(a, at, sums):
 
 
 @helper
-def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """Read one of the channels' two sums from the workspace."""
-    return tl.load(sums_at(a, part, at, WHICH, C), mask=at.there, other=0.0).to(tl.float64)
-
-
-@helper
 def load_sums(a, part, at, C: tl.constexpr):
     """Read the channels' two sums from the workspace."""
-    return Sums(load_sum(a, part, at, 0, C), load_sum(a, part, at, 1, C))
+    total = tl.load(sums_at(a, part, at, 0, C), mask=at.there, other=0.0).to(tl.float64)
+    projection = tl.load(sums_at(a, part, at, 1, C), mask=at.there, other=0.0).to(tl.float64)
+    return Sums(total, projection)
 
 
 @helper
@@ -276,29 +272,24 @@ def load_columns(a, place, count, there, C: tl.constexpr):
 
 
 @helper
-def columns_at(a, slot, s, start, WHICH: tl.constexpr, C: tl.constexpr):
-    """Pointers to a program's sums for the parameters of a tile of lines, and a mask of these."""
-    S: tl.constexpr = C.sharing
-    ALONE: tl.constexpr = (S == 1) & (C.x.along == access.ALONG_POSITIONS)
-    V: tl.constexpr = C.x.vector if ALONE else 1
-    of_set = a.sizes.positions.to(start.dtype) // S
-    parameter = start // S + tl.arange(0, C.positions // S)
-    row = (WHICH * a.sizes.slots.to(tl.int64) + slot) * a.sizes.sets.to(tl.int64) + s
-    base = tl.multiple_of(all_columns(a, C), 16)
-    first = base + tl.multiple_of(row * of_set + start // S, V)
-    return first + tl.arange(0, C.positions // S), tl.max_constancy(parameter < of_set, V)
-
-
-@helper
 def put_columns(a, slot, s, start, columns, folds, C: tl.constexpr):
     """Store a chain's sums for the parameters of a tile of lines in the workspace.
 
     They are added to those of the ``folds`` chains before it that have the same slot.
     """
+    S: tl.constexpr = C.sharing
+    ALONE: tl.constexpr = (S == 1) & (C.x.along == access.ALONG_POSITIONS)
+    V: tl.constexpr = C.x.vector if ALONE else 1
     tl.debug_barrier()  # since other threads may have stored what this one reads
     for WHICH in tl.static_range(2):
         value = tl.sum(columns[WHICH].to(tl.float64), 1)
-        place, there = columns_at(a, slot, s, start, WHICH, C)
+        of_set = a.sizes.positions.to(start.dtype) // S
+        parameter = start // S + tl.arange(0, C.positions // S)
+        row = (WHICH * a.sizes.slots.to(tl.int64) + slot) * a.sizes.sets.to(tl.int64) + s
+        base = tl.multiple_of(all_columns(a, C), 16)
+        first = base + tl.multiple_of(row * of_set + start // S, V)
+        place = first + tl.arange(0, C.positions // S)
+        there = tl.max_constancy(parameter < of_set, V)
         if folds > 0:
             value += tl.load(place, mask=there, other=0.0).to(tl.float64)
         tl.store(place, value.to(place.dtype.element_ty), mask=there)
@@ -398,15 +389,6 @@ def coefficients_of_dx(a, at, sums, m, inverse, C: tl.constexpr):
 
 
 @helper
-def write_gradients(a, at, sums, scaled, C: tl.constexpr):
-    """Write the gradients of parameters and the sums that are wanted."""
-    access.write_parameter(a, at, sums.total, access.OUT_SUM_DY, C)
-    access.write_parameter(a, at, sums.projection, access.OUT_SUM_DY_XMU, C)
-    access.write_parameter(a, at, scaled, access.GRAD_WEIGHT, C)
-    access.write_parameter(a, at, sums.total, access.GRAD_BIAS, C)
-
-
-@helper
 def finish(a, at, centre, sums, part, C: tl.constexpr):
     """Compute the coefficients from all sums; for the first part, write the per-channel outputs."""
     m = number(a.numbers.divisor)
@@ -426,7 +408,10 @@ def finish(a, at, centre, sums, part, C: tl.constexpr):
             # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, read_invstd(a, at, C) * sums.projection, 0.0)
-            write_gradients(a, own, sums, scaled, C)
+            access.write_parameter(a, own, sums.total, access.OUT_SUM_DY, C)
+            access.write_parameter(a, own, sums.projection, access.OUT_SUM_DY_XMU, C)
+            access.write_parameter(a, own, scaled, access.GRAD_WEIGHT, C)
+            access.write_parameter(a, own, sums.total, access.GRAD_BIAS, C)
         return coefficients_of_dx(a, at, sums, m, number(a.numbers.inverse), C)
 
 

@@ -133,11 +133,10 @@ def read_twice(a, s, group, end, C: tl.constexpr):
         if C.stores & SUMS:
             channels.put_sums(a, 0, at, centre, totals, C)
         totals = channels.weigh(a, at, totals, C)
-        of_tile = tiles.Sums(
-            tiles.over_channels(totals.total), tiles.over_channels(totals.projection)
-        )
-        total = tiles.both(total, of_tile)
-    total = tiles.Sums(tiles.for_channels(total.total, C), tiles.for_channels(total.projection, C))
+        total = tiles.both(total, tiles.over_channels(totals))
+    total = tiles.Sums(
+        tl.broadcast_to(total.total, [C.channels]), tl.broadcast_to(total.projection, [C.channels])
+    )
     for k in range(0, per_group, C.channels):
         at, first = access.channels_in_group(s, group, k, a, C)
         c = channels.finish(a, at, centre, total, 0, C)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...plans.problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
@@ -12,7 +12,9 @@ from ...tensors import dtypes
 from ...tensors.strides import ceil_div, round_up
 from .config import (
     ABSENT,
+    ALONG_CHANNELS,
     ARGUMENT,
+    COLUMNS,
     OUTPUTS,
     PILOT,
     RESULT,
@@ -29,34 +31,14 @@ from .config import (
     pack,
     slot,
 )
+from .cuts import Cut, Tile, tiles_of
 from .device import Device
-from .lines import PROCESSORS, WARPS, Lines
-from .tiling import (
-    MOST_FAN,
-    MOST_ROWS,
-    Layout,
-    Tile,
-    axis_words,
-    element_bytes,
-    fitting,
-    groups_of,
-    power_of_two,
-    tiles_of,
-)
+from .layouts import Layout, axis_words, element_bytes, groups_of, power_of_two
+from .lines import Lines
+from .policy import POLICY
 
 #: The alignment in bytes of every array in the workspace, and of the part of it that is used.
 ALIGNMENT = 256
-
-#: The numbers of channels, and of sums of each channel, that a program which only adds up sums
-#: processes at once.
-SUM_CHANNELS, SUM_ROWS = 8, (1, 32, 256)
-#: The number of batch norm's channels of which a program combines the parts: the fewer, the more
-#: programs. On an H200, 64 channels of 523 and 1046 parts took 12.5 and 19.5 µs with 8, 6.1 and 8.4
-#: µs with 2.
-COMBINED_CHANNELS = 2
-#: A program that writes reads at least so many times as many bytes of the tensors as of sums. An
-#: estimate: not measured.
-SUMS_AGAIN = 16
 
 
 @dataclass(frozen=True)
@@ -138,63 +120,65 @@ class Builder:
 
     # Launches
 
-    def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, stores: int) -> None:
-        """Launch a kernel on parts of ``part`` positions of each tile."""
-        programs = tiles_of(self.problem, tile) * parts
-        sizes = self._sizes(tile, parts, part)
-        self._launch(kernel, programs, tile, sizes, self.layout, stores=stores)
+    def over_parts(self, kernel: str, cut: Cut, stores: int) -> None:
+        """Launch a kernel on the parts of each tile."""
+        programs = tiles_of(self.problem, cut.tile) * cut.parts
+        sizes = self._sizes(cut.tile, cut.parts, cut.part)
+        self._launch(kernel, programs, cut.tile, sizes, self.layout, stores=stores)
 
-    def groups(
-        self, tile: Tile, each: int = 1, parts: int = 1, *, resident: bool = True, **config: Any
-    ) -> None:
-        """Launch ``groups``, whose programs have ``each`` tiles, or groups that are read twice."""
-        problem = self.problem
-        blocks = ceil_div(problem.channel.size, tile.step) if resident else groups_of(problem)
-        programs_each = ceil_div(blocks, each)
-        programs = problem.sets.size * parts * programs_each
-        part = tile.line if resident else problem.positions
-        slots = programs_each
-        if "chain" in config:
-            slots *= ceil_div(each, config["chain"] * config["chains"])
-        sizes = self._sizes(tile, parts, part)._replace(each=each, slots=slots)
-        self._launch("groups", programs, tile, sizes, self.layout, resident=resident, **config)
+    def groups(self, cut: Cut, stores: int, *, short: bool = False) -> None:
+        """Launch ``groups`` on tiles that programs hold, or on groups that they read twice."""
+        problem, tile = self.problem, cut.tile
+        blocks = ceil_div(problem.channel.size, tile.step) if cut.resident else groups_of(problem)
+        slots = ceil_div(blocks, cut.each)
+        programs = problem.sets.size * cut.parts * slots
+        constants: dict[str, Any] = {"stores": stores, "short": short, "stages": cut.stages}
+        constants |= {"resident": cut.resident, "again": cut.again and bool(stores & RESULT)}
+        if stores & COLUMNS:
+            slots = cut.slots
+            constants |= {"chain": cut.chain, "chains": cut.chains}
+        sizes = self._sizes(tile, cut.parts, cut.part)._replace(each=cut.each, slots=slots)
+        self._launch("groups", programs, tile, sizes, self.layout, **constants)
 
     def combine_parts(self, parts: int, stores: int) -> None:
         """Combine the sums of all parts, for each group."""
         problem = self.problem
-        groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
+        groups, fan = 1, min(power_of_two(problem.per_group), POLICY.fan)
         if problem.per_group == 1:
-            groups = power_of_two(min(COMBINED_CHANNELS, groups_of(problem)))
+            groups = power_of_two(min(POLICY.combined, groups_of(problem)))
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
-        tile = Tile(1, 1, 1, groups)
-        self._of_sums("parts", programs, tile, parts, parts, groups * fan, fan=fan, stores=stores)
+        config = {"groups": groups, "fan": fan, "stores": stores}
+        self._of_sums("parts", programs, parts, parts, groups * fan, **config)
 
-    def combine_parameters(self, parameters: int, slots: int, **config: Any) -> None:
+    def combine_parameters(self, slots: int, *, short: bool = False) -> None:
         """Combine the terms of the parameters' gradients, which stand in a number of slots."""
         problem = self.problem
         shared = problem.by_row or not isinstance(problem, Lines)
-        width = min(SUM_CHANNELS, power_of_two(ceil_div(parameters, PROCESSORS)))
+        width = min(
+            POLICY.sum_channels, power_of_two(ceil_div(problem.parameters, POLICY.processors))
+        )
         count = slots * (problem.sets.size if shared else 1)
-        config |= {"parameters": width, "shared": shared}
-        programs = ceil_div(parameters, width)
+        programs = ceil_div(problem.parameters, width)
         if not isinstance(problem, Lines):  # the channels' sums are the terms
             self.work = self.work._replace(columns=self.work.sums)
-        self._of_sums("parameters", programs, Tile(1, 1, 1), 1, count, width, slots=slots, **config)
+        config = {"parameters": width, "shared": shared, "slots": slots, "short": short}
+        self._of_sums("parameters", programs, 1, count, width, **config)
 
-    def write_from_sums(self, tile: Tile, parts: int, part: int, outputs: bool) -> None:
+    def write_from_sums(self, cut: Cut, outputs: bool) -> None:
         """Launch ``write`` on parts that have sums.
 
         Each program adds up the sums of its channels anew. Those of many parts, and of a group's
         channels, are added up by a launch of their own.
         """
-        problem, source, summed, before = self.problem, SUMS, parts, self.work
+        problem, source, before = self.problem, SUMS, self.work
+        tile, parts, part, summed = cut.tile, cut.parts, cut.part, cut.parts
         if isinstance(problem, Lines):  # programs write several pieces each
-            each = ceil_div(parts, ceil_div(WARPS // tile.warps, tiles_of(problem, tile)))
+            each = ceil_div(parts, ceil_div(POLICY.warps // tile.warps, tiles_of(problem, tile)))
             parts, part = ceil_div(parts, each), each * part
         elif (
             problem.per_group > 1
-            or parts > SUM_ROWS[1]
-            or SUMS_AGAIN * 16 * parts > element_bytes(problem) * part
+            or parts > POLICY.sum_rows[1]
+            or POLICY.sums_again * 16 * parts > element_bytes(problem) * part
         ):
             self.reserve("totals", 16 * problem.sets.size * problem.channel.size)
             self.combine_parts(parts, TOTALS)
@@ -222,7 +206,6 @@ class Builder:
         self,
         kind: str,
         programs: int,
-        tile: Tile,
         parts: int,
         count: int,
         width: int,
@@ -234,7 +217,7 @@ class Builder:
         Its configuration contains no properties of the tensors, so that many shapes share a kernel.
         """
         rows = _rows(count, width)
-        tile = replace(tile, warps=max(1, min(8, rows * width // 128)))
+        tile = Tile(1, 1, 1, max(1, min(8, rows * width // 128)))
         none = Tensor(dtypes.float32.code)
         layout = self.layout
         layout = Layout("", none, none, none, layout.axes[:1], layout.long_positions, False)
@@ -284,7 +267,6 @@ class Builder:
                 for role in (Role.WEIGHT, Role.BIAS)
                 if (vector := problem.vectors.get(role)) is not None
             ),
-            groups=tile.groups,
             rank=len(layout.axes),
             long_positions=layout.long_positions,
             long_offsets=layout.long_offsets,
@@ -338,10 +320,16 @@ class Builder:
 
 def _for_tile(config: Config, tile: Tile, layout: Layout) -> Config:
     """A configuration with the positions of a tile, and that of the tile after it."""
+
+    def aligned(tensor: Tensor) -> Tensor:
+        """A tensor with the alignment of its tiles, which start at multiples of their size."""
+        width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
+        return tensor._replace(vector=math.gcd(tensor.vector, width, tile.vector))
+
     return config._replace(
-        dy=fitting(layout.dy, tile),
-        x=fitting(layout.x, tile),
-        dx=fitting(layout.dx, tile),
+        dy=aligned(layout.dy),
+        x=aligned(layout.x),
+        dx=aligned(layout.dx),
         positions=tile.positions,
         leading=tile.leading,
         adjacent=tile.adjacent,
@@ -351,8 +339,8 @@ def _for_tile(config: Config, tile: Tile, layout: Layout) -> Config:
 
 def _rows(count: int, width: int) -> int:
     """The number of ``count`` sums of each of ``width`` channels that are added up at once."""
-    enough = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
-    return min(enough, MOST_ROWS // width)
+    enough = next(rows for rows in POLICY.sum_rows if rows >= min(count, POLICY.sum_rows[-1]))
+    return min(enough, POLICY.sums // width)
 
 
 def _numbers(problem: Problem) -> Numbers:

@@ -16,8 +16,8 @@ from .. import NativeSchedule
 from . import cuda_driver
 from .config import Config
 from .launches import Launch
+from .layouts import ITEMSIZES
 from .schedule import Schedule
-from .tiling import ITEMSIZES
 
 #: The options of the compilation. A product and a sum are fused only where a kernel says so, since
 #: rounding errors could not be computed otherwise. A thread may use 128 registers, which allows two

@@ -14,34 +14,16 @@ lines.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from ...plans.problem import Problem, Role
-from ...tensors import dtypes
-from ...tensors.strides import ceil_div
 from .config import ARGUMENT, COLUMNS, INVSTD, MEAN, OUTPUTS, PILOT, RESULT, SAVED, SUMS, VARIANCE
+from .cuts import Cut, cut
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .lines import PROCESSORS, Cut, Lines, cut_of, lines_of, reads_lines
-from .tiling import (
-    LEAST,
-    SHORT,
-    Tile,
-    element_bytes,
-    group_tile,
-    groups_of,
-    layout_of,
-    persistent_tile,
-    tile_of,
-    tiles_of,
-)
-
-#: The largest number of tiles that a program adds up one after the other in float64 arithmetic.
-#: With the additions within a tile and of 10⁸ elements' parts, a term is rounded 64 times at most,
-#: as often as the bound allows.
-MOST_WIDE = 16
+from .layouts import SHORT, groups_of, layout_of
+from .lines import Lines, lines_of, reads_lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,28 +49,14 @@ class Schedule:
         return " ".join(("triton", *filter(None, words)))
 
 
-def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
-    """The number of parts of the positions that keep a device busy, and the positions in each."""
-    problem, device = builder.problem, builder.device
-    most = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
-    if builder.wide:
-        most = max(most, ceil_div(problem.positions, MOST_WIDE * tile.positions))
-    read = element_bytes(problem) * tile.positions * tile.step
-    step = tile.positions * ceil_div(LEAST, read)
-    parts = max(1, min(most, problem.positions // step))
-    part = ceil_div(ceil_div(problem.positions, parts), tile.positions) * tile.positions
-    return ceil_div(problem.positions, part), part
-
-
 def build(problem: Problem, device: Device) -> Schedule:
     """Build the schedule for a problem on a device.
 
     Raises:
         ValueError: more channels than the kernels' 32-bit indices allow.
     """
-    whole = problem
-    if reads_lines(whole):
-        problem = lines_of(whole)
+    if reads_lines(problem):
+        problem = lines_of(problem)
     layout = layout_of(problem)
     channels = problem.sets.size * problem.channel.size
     if channels >= SHORT:
@@ -104,8 +72,6 @@ def build(problem: Problem, device: Device) -> Schedule:
             builder.combine_ranks()
     elif problem.is_empty:
         _nothing(builder)
-    elif isinstance(problem, Lines):
-        passes = _line_by_line(builder, problem, whole)
     else:
         passes = _fill(builder)
     launches = tuple(builder.launches)
@@ -118,6 +84,11 @@ def build(problem: Problem, device: Device) -> Schedule:
     )
 
 
+def _cut(builder: Builder, whole: bool) -> Cut:
+    """The division of a builder's problem among programs."""
+    return cut(builder.problem, builder.layout, builder.device, whole)
+
+
 def _nothing(builder: Builder) -> None:
     """Add the launches for tensors without elements, whose sums and statistics are 0."""
     problem = builder.problem
@@ -128,11 +99,10 @@ def _nothing(builder: Builder) -> None:
     if problem.forward or not problem.grouped:
         if problem.sets.size and problem.channel.size:
             builder.combine_parts(0, OUTPUTS)
-    elif problem.by_row and problem.positions:
-        builder.combine_parameters(problem.positions, 0)
-    elif not problem.by_row and problem.channel.size:
-        builder.problem = problem._replace(sets=problem.sets._replace(size=1))
-        builder.combine_parameters(problem.channel.size, 0)
+    elif problem.parameters:
+        if not problem.by_row:
+            builder.problem = problem._replace(sets=problem.sets._replace(size=1))
+        builder.combine_parameters(0)
 
 
 def _fill(builder: Builder) -> str:
@@ -140,66 +110,28 @@ def _fill(builder: Builder) -> str:
     problem = builder.problem
     if problem.missing_mean or problem.missing_invstd:
         _find_statistics(builder)
-    if problem.result_needs_sums:
+    if problem.result_needs_sums or isinstance(problem, Lines):
         return _sums_and_write(builder)
     if problem.needs_sums:
         _sums_alone(builder)
     elif problem.result is not None:
-        tile = tile_of(problem, builder.layout, builder.device)
-        builder.over_parts("write", tile, *_parts(builder, tile), RESULT)
+        builder.over_parts("write", _cut(builder, whole=False), RESULT)
     return ""
 
 
-def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
-    """Add the launches for lines, and return their passes over memory.
-
-    Args:
-        builder: the builder for ``lines``.
-        lines: the problem in the form of lines.
-        problem: the same problem in its original form.
-    """
-    cut = cut_of(lines, builder.layout, builder.device)
-    if lines.missing_mean:
-        _find_statistics(builder, cut)
-    forward, writes = lines.forward, lines.result is not None
-    columns = lines.wants_parameters and not forward
-    # A program has one line, whose neighbours in a tile would not be there.
-    reads_twice = not columns and not builder.wide and cut.tile.step == 1
-    reads_twice = reads_twice and tiles_of(lines, cut.tile) >= PROCESSORS
-    passes = ""
-    shared: dict[str, Any] = {"stages": cut.stages}
-    stores = RESULT | OUTPUTS * forward if writes else 0
-    if columns:
-        # In layer norm the sets share the parameters, so each set has slots of its own.
-        slots = cut.slots * (lines.sets.size if problem.by_row else 1)
-        builder.reserve("columns", 2 * slots * problem.parameters * lines.arithmetic.itemsize)
-        shared |= {"chain": cut.chain, "chains": cut.chains}
-        stores |= COLUMNS
-    if writes and cut.whole:
-        # A line that is read again is in the L2 cache.
-        passes = "one pass"
-        shared["again"] = cut.again
-        builder.groups(cut.tile, cut.each, stores=stores, **shared)
-    elif writes and reads_twice:
-        passes = "two passes"
-        builder.groups(cut.tile, resident=False, stores=stores)
-    elif writes:
-        passes = "two passes"
-        builder.reserve_sums(cut.pieces)
-        builder.groups(cut.tile, cut.each, cut.pieces, stores=SUMS | stores & COLUMNS, **shared)
-        builder.write_from_sums(cut.tile, cut.pieces, cut.tile.positions, forward)
-    elif columns:
-        builder.groups(cut.tile, cut.each, cut.pieces, stores=stores, **shared)
-    if columns:
-        builder.combine_parameters(problem.parameters, cut.slots)
-    return passes
+def _sum_parts(builder: Builder, found: Cut, stores: int) -> None:
+    """Launch what sums the parts of a division."""
+    if isinstance(builder.problem, Lines):
+        builder.groups(found, stores)
+    else:
+        builder.over_parts("sums", found, stores)
 
 
-def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
+def _find_statistics(builder: Builder) -> None:
     """Add the launches that store missing statistics in the workspace.
 
     In float64 arithmetic a first round computes the mean as the point for moments, since squares
-    about a pilot would be too inexact for float64 data. Lines are read with the division ``cut``.
+    about a pilot would be too inexact for float64 data.
     """
     problem = builder.problem
     rounds = []
@@ -216,16 +148,10 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
     if rounds:
         builder.reserve("statistics", 3 * 8 * problem.sets.size * groups_of(problem))
     for which in rounds:
-        if cut:
-            parts = cut.pieces
-            builder.reserve_sums(parts)
-            builder.groups(cut.tile, cut.each, parts, stores=SUMS, stages=cut.stages)
-        else:
-            tile = tile_of(builder.problem, builder.layout, builder.device)
-            parts, part = _parts(builder, tile)
-            builder.reserve_sums(parts)
-            builder.over_parts("sums", tile, parts, part, SUMS)
-        builder.combine_parts(parts, which)
+        found = _cut(builder, whole=False)
+        builder.reserve_sums(found.parts)
+        _sum_parts(builder, found, SUMS)
+        builder.combine_parts(found.parts, which)
         if which != INVSTD:
             builder.about = SAVED
         if which != MEAN:
@@ -235,68 +161,44 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
 
 def _sums_alone(builder: Builder) -> None:
     """Add the launches of per-channel outputs; in evaluation they write dx too."""
-    problem, device, layout = builder.problem, builder.device, builder.layout
-    # The tiles are those of dx or y, or a channel's first, so that most sums have the same bits.
-    tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
-    tile = replace(tile, next=None)
-    parts, part = _parts(builder, tile)
+    problem, found = builder.problem, _cut(builder, whole=True)
     writes = RESULT * (problem.result is not None and problem.constant)
-    if parts == 1 and problem.per_group == 1 and not problem.grouped:
-        builder.over_parts("sums", tile, 1, part, OUTPUTS | writes)
+    if found.parts == 1 and problem.per_group == 1 and not problem.grouped:
+        builder.over_parts("sums", found, OUTPUTS | writes)
         return
-    builder.reserve_sums(parts)
-    builder.over_parts("sums", tile, parts, part, SUMS | writes)
+    builder.reserve_sums(found.parts)
+    builder.over_parts("sums", found, SUMS | writes)
     if problem.grouped:
-        builder.combine_parameters(problem.channel.size, parts)
+        builder.combine_parameters(found.slots)
     else:
-        builder.combine_parts(parts, OUTPUTS)
-
-
-def _fits(problem: Problem, device: Device) -> bool:
-    """Whether a processor's cache has a group when it is read again."""
-    return problem.per_group * problem.positions <= device.persistent
-
-
-def _takes_groups(problem: Problem, device: Device) -> bool:
-    """Whether programs take whole groups: small ones, or so many that each processor has some.
-
-    In batch norm, channels are read in parts, since a sample's channels are next to each other.
-    """
-    if problem.per_group == 1 and problem.sets.size == 1:
-        return False
-    wide = problem.arithmetic is dtypes.float64  # which adds up few tiles one after the other
-    many = not wide and problem.sets.size * groups_of(problem) >= device.processors
-    return many or _fits(problem, device)
+        builder.combine_parts(found.parts, OUTPUTS)
 
 
 def _sums_and_write(builder: Builder) -> str:
-    """Add the launches for dx or y from sums over the same tensors, and return their passes."""
-    problem, device, layout = builder.problem, builder.device, builder.layout
-    # The gradients of group norm's parameters are sums over all samples, which come last.
+    """Add the launches for dx or y from sums over the same tensors, and return their passes.
+
+    Those of lines may want the gradients of parameters alone.
+    """
+    problem, found = builder.problem, _cut(builder, whole=True)
+    lines, writes = isinstance(problem, Lines), problem.result is not None
+    # The gradients of parameters that samples or rows share are sums over these, which come last.
     later = problem.grouped and problem.wants_parameters
-    outputs = problem.wants_parameters and not later
-    parts, short = 1, not builder.wide
-    tile = persistent_tile(problem, layout, device)
-    resident = tile is not None
-    if tile is not None or _takes_groups(problem, device):
-        passes = "one pass" if resident or _fits(problem, device) else "two passes"
-        if later:
-            builder.reserve_sums(1, 4 if short else 8)
-        each = 1
-        if tile is None:
-            tile = group_tile(problem, layout, device)
-        else:  # several tiles for each program, if there are many
-            read = element_bytes(problem) * problem.positions * tile.step
-            each = max(1, min(tiles_of(problem, tile) // device.processors, ceil_div(LEAST, read)))
-        stores = RESULT | OUTPUTS * outputs | SUMS * later
-        builder.groups(tile, each, resident=resident, short=short, stores=stores)
-    else:
-        passes, short = "two passes", False
-        tile = tile_of(problem, layout, device)
-        parts, part = _parts(builder, tile)
-        builder.reserve_sums(parts)
-        builder.over_parts("sums", tile, parts, part, SUMS)
-        builder.write_from_sums(tile, parts, part, outputs)
+    outputs = problem.forward if lines else problem.wants_parameters and not later
+    divided = writes and found.is_divided
+    short = not (lines or divided or builder.wide)
+    stores = later * (COLUMNS if lines else SUMS)
+    if later and lines:
+        # In layer norm the sets share the parameters, so each set has slots of its own.
+        count = 2 * found.slots * problem.parameters * (problem.sets.size if problem.by_row else 1)
+        builder.reserve("columns", count * problem.arithmetic.itemsize)
+    if divided or (later and not lines):
+        builder.reserve_sums(found.parts, 4 if short else 8)
+    if divided:
+        _sum_parts(builder, found, SUMS | stores)
+        builder.write_from_sums(found, outputs)
+    elif writes or later:
+        stores |= (RESULT | OUTPUTS * outputs) * writes
+        builder.groups(found, stores, short=short)
     if later:
-        builder.combine_parameters(problem.channel.size, parts, short=short)
-    return passes
+        builder.combine_parameters(found.slots, short=short)
+    return found.passes if writes else ""

@@ -208,15 +208,10 @@ def sums_of_terms(terms, weight, C: tl.constexpr):
 
 
 @helper
-def over_channels(value):
-    """Sum a number over a tile's channels, all of which are in one group."""
-    return free_of_layout(tl.sum(value[:, None], 0))
-
-
-@helper
-def for_channels(value, C: tl.constexpr):
-    """Give each channel of a tile its group's number."""
-    return tl.broadcast_to(value, [C.channels])
+def over_channels(sums):
+    """Reduce two sums over a tile's channels, all of which are in one group."""
+    total = free_of_layout(tl.sum(sums.total[:, None], 0))
+    return Sums(total, free_of_layout(tl.sum(sums.projection[:, None], 0)))
 
 
 @helper
