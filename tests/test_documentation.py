@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import claims
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links
@@ -207,6 +208,24 @@ def _lines(page: str, start: str) -> int:
     return sum(line.startswith(start) for line in text.splitlines())
 
 
+def test_figures_are_those_of_the_results():
+    """Every figure of speed on the front pages, and the tables of files in benchmarks/results."""
+    assert claims.check() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "corrected"),
+    [
+        ("is 2.0 to\n9.9 times", "is 2.0 to\n3.1 times"),
+        ("is 2.0 to 3.1 times", "is 2.0 to 3.1 times"),
+        ("was 2.0 to 3.1 times", None),
+        ("is 2.0 to 3.1 times, is 2.0 to 3.1 times", None),
+    ],
+)
+def test_a_claim_is_found_once_and_corrected(text, corrected):
+    assert claims._corrected(text, "is {} to {} times", ("2.0", "3.1")) == corrected
+
+
 def test_there_is_one_tagline():
     """The package's description, on every front."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -234,7 +253,7 @@ def test_the_reference_has_every_operator():
 
 
 def test_features_of_pytorch_have_the_tests_that_are_named():
-    text = (ROOT / "docs" / "pytorch.md").read_text("utf-8")
+    text = (ROOT / "docs" / "pytorch" / "features.md").read_text("utf-8")
     named = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", text)
     assert len(named) > 30
     for file, name in named:
