@@ -1,4 +1,4 @@
-"""Small calls by turns: public functions beside PyTorch's operators, and layers beside PyTorch's.
+"""Small calls: public functions alternating with PyTorch's operators, and layers beside PyTorch's.
 
     python benchmarks/calls.py
 

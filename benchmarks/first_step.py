@@ -2,7 +2,7 @@
 
     python benchmarks/first_step.py
 
-It starts processes of both by turns, each with an empty folder for compiled kernels. Imports are in
+It alternates processes of both, each with an empty folder for compiled kernels. Imports are in
 the time. It fails where ours takes more than LIMIT longer.
 """
 

@@ -1,4 +1,4 @@
-"""normgrad beside oneDNN's batch norm and XLA's fused norms, by turns in one process.
+"""normgrad beside oneDNN's batch norm and XLA's fused norms, alternating in one process.
 
     python benchmarks/peers.py [--threads N] [--csv FILE]
 

@@ -3,7 +3,7 @@
     python benchmarks/policy.py [--only NAME] [--cases COUNT] [--threads COUNT]
 
 For each threshold it tries values below and above the chosen one, on the suite's cases whose plans
-then differ, by turns in one process. A row has a threshold, a value, how many cases differ, and the
+then differ, alternating in one process. A row has a threshold, a value, how many cases differ, the
 geometric mean of their times over those with the chosen value, then the best and the worst case.
 """
 

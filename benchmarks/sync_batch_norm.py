@@ -2,7 +2,7 @@
 
     python benchmarks/sync_batch_norm.py [--csv FILE] [--rounds N] [--shape 32x64x56x56 ...]
 
-Each rank makes steps, forward and backward, of three layers by turns, in training and on a batch of
+Each rank makes steps, forward and backward, of three layers in turn, in training and on a batch of
 its own: normgrad's SyncBatchNorm, normgrad's BatchNorm2d and torch's BatchNorm2d. Both ranks start
 a turn together; it has taken as long as the slower one took. PyTorch's SyncBatchNorm is not there:
 it wants a GPU.

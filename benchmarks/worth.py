@@ -1,10 +1,10 @@
-"""What conversion brings to whole training steps of eight models, as docs/worth.md shows it.
+"""What conversion brings to whole training steps, as docs/worth.md shows it.
 
-``python benchmarks/worth.py [THREADS]`` prints the table: estimates by the norms alone, beside the
-steps. ``python benchmarks/worth.py public [THREADS]`` prints it for the models that `nox -s models`
-converts, with the libraries that session installs. ``python benchmarks/worth.py activations
-[THREADS]`` prints the share of activations in the converted models' steps: the most that computing
-them in the norms' passes could save.
+``python benchmarks/worth.py [THREADS]`` times models of eight kinds, and with ``public`` before
+THREADS the models that `nox -s models` converts, with the libraries that session installs. Each
+prints a table, and replaces its rows in benchmarks/results/models-NAME.csv, named by the CPU.
+``python benchmarks/worth.py activations [THREADS]`` prints the share of activations in the
+converted models' steps: the most that computing them in the norms' passes could save.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import models
 import public_models
 import torch
+from measuring import results
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import normgrad.torch as nt
+from normgrad.cli import info
 from normgrad.torch.conversion import gain
+
+#: A measured model's row in the file, by column.
+_Row = dict[str, Any]
 
 #: The models by kind, and the inputs of a step.
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -48,21 +54,27 @@ def example(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(1000, shape) if len(shape) == 2 else torch.randn(shape)
 
 
-def kinds() -> None:
-    """Print the table of steps of the models by kind."""
+def kinds() -> list[_Row]:
+    """Time steps of the models by kind."""
     print_header("model | input")
-    for kind, (make, shape) in KINDS.items():
-        print_row(f"{kind} | {shape}", SECONDS, make(), example(shape))
+    return [
+        measured("kinds", kind, str(shape), SECONDS, make(), example(shape))
+        for kind, (make, shape) in KINDS.items()
+    ]
 
 
-def public() -> None:
-    """Print the table of steps of public models."""
-    print_header("model")
+def public() -> list[_Row]:
+    """Time steps of public models."""
+    print_header("model | input")
+    rows = []
     for name, tried in public_models.MODELS.items():
         torch.manual_seed(0)
         model = tried.build(public_models.library)
         arguments = pytree.tree_map_only(torch.Tensor, in_float32, tried.arguments(model))
-        print_row(name, PUBLIC_SECONDS, model, *arguments[0], **arguments[1])
+        rows.append(
+            measured("public", name, "", PUBLIC_SECONDS, model, *arguments[0], **arguments[1])
+        )
+    return rows
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,18 +84,42 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 def print_header(names: str) -> None:
     """Print the table's header, which begins with the columns that name a model."""
-    print(f"| {names} | step, PyTorch's | norms' share | predicted | measured | spread |")
+    print(f"| {names} | step of PyTorch, ms | norms' share | predicted | measured | spread |")
     print(f"|{' --- |' * len(names.split(' | '))}{' ---: |' * 5}")
 
 
-def print_row(names: str, seconds: float, model: nn.Module, *example: Any, **named: Any) -> None:
-    """Print a model's row: the estimate by its norms alone beside its steps."""
+def measured(
+    group: str, name: str, input: str, seconds: float, model: nn.Module, *example: Any, **named: Any
+) -> _Row:
+    """Time a model's steps beside the estimate by its norms alone, and print the row."""
     gain.STEP_SECONDS = seconds
     estimate = nt.estimate(model, *example, **named)
-    stock = f"{estimate.stock * 1e3:.{0 if estimate.stock >= 0.01 else 1}f} ms"
-    cells = f"{1 / (1 - estimate.gain):.2f} | {estimate.stock / estimate.converted:.2f}"
-    line = f"| {names} | {stock} | {estimate.share:.0%} | {cells} | {estimate.spread:.0%} |"
-    print(line, flush=True)
+    row = {
+        "set": group,
+        "model": name,
+        "input": input,
+        # T5's layer norm has no mean.
+        "has_rms_norm": int(any(re.search("RMS|T5LayerNorm|RmsNorm", type(each).__name__)
+                                for each in model.modules())),
+        "stock_ms": f"{estimate.stock * 1e3:.{0 if estimate.stock >= 0.01 else 1}f}",
+        "share": f"{estimate.share:.2f}",
+        "predicted": f"{1 / (1 - estimate.gain):.2f}",
+        "measured": f"{estimate.stock / estimate.converted:.2f}",
+        "spread": f"{estimate.spread:.2f}",
+    }  # fmt: skip
+    print(f"| {name} | {input} | {' | '.join(list(row.values())[4:])} |", flush=True)
+    return row
+
+
+def keep(rows: list[_Row]) -> None:
+    """Replace a set's rows in this machine's file."""
+    cpu = info.cpu_name()
+    path = Path("benchmarks", "results", f"models-{results.slug(cpu)}.csv")
+    others = results.read_table(path)[1] if path.exists() else []
+    kept = [row for row in others if row["set"] != rows[0]["set"]]
+    command = "python " + " ".join(["benchmarks/worth.py", *sys.argv[1:]])
+    facts = results.facts(cpu, command) | {"threads": str(torch.get_num_threads())}
+    results.write(path, results.table_of(facts, [*kept, *rows]))
 
 
 def activations() -> None:
@@ -113,5 +149,7 @@ if __name__ == "__main__":
     words = sys.argv[1:]
     numbers = [word for word in words if word.isdecimal()]
     torch.set_num_threads(int(numbers[0]) if numbers else 2)
-    tables = {"activations": activations, "public": public}
-    next((table for name, table in tables.items() if name in words), kinds)()
+    if "activations" in words:
+        activations()
+    else:
+        keep(public() if "public" in words else kinds())

@@ -16,11 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import claims
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links
 
 import normgrad
+from normgrad.cli import app
 from normgrad.operators.by_name import PLANNED
 
 pytestmark = pytest.mark.every_case
@@ -206,15 +208,36 @@ def _lines(page: str, start: str) -> int:
     return sum(line.startswith(start) for line in text.splitlines())
 
 
-def test_the_page_of_files_is_of_today():
-    """And every module says in its first sentence what is in it."""
-    spec = importlib.util.spec_from_file_location("files", ROOT / "docs" / ".site" / "files.py")
-    files = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(files)
-    assert files.page() == files.PAGE.read_text("utf-8")
-    for path in files.PACKAGE.rglob("*.py"):
-        if path.name != "__init__.py" or path.read_text("utf-8").strip():
-            assert files.sentence(path), path
+def test_figures_are_those_of_the_results():
+    """Every figure of speed on the front pages, and the tables of files in benchmarks/results."""
+    assert claims.check() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "corrected"),
+    [
+        ("is 2.0 to\n9.9 times", "is 2.0 to\n3.1 times"),
+        ("is 2.0 to 3.1 times", "is 2.0 to 3.1 times"),
+        ("was 2.0 to 3.1 times", None),
+        ("is 2.0 to 3.1 times, is 2.0 to 3.1 times", None),
+    ],
+)
+def test_a_claim_is_found_once_and_corrected(text, corrected):
+    assert claims._corrected(text, "is {} to {} times", ("2.0", "3.1")) == corrected
+
+
+def test_there_is_one_tagline():
+    """The package's description, on every front."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    said = [
+        normgrad.__doc__.splitlines()[0],
+        app.app.info.help,
+        (ROOT / "README.md").read_text("utf-8").splitlines()[4],
+        re.search('^description = "(.*)"$', project, re.M)[1],
+        re.search("^site_description: (.*)$", site, re.M)[1],
+    ]
+    assert len({line.rstrip(".") for line in said}) == 1, said
 
 
 def test_the_reference_has_every_operator():
@@ -230,7 +253,7 @@ def test_the_reference_has_every_operator():
 
 
 def test_features_of_pytorch_have_the_tests_that_are_named():
-    text = (ROOT / "docs" / "pytorch.md").read_text("utf-8")
+    text = (ROOT / "docs" / "pytorch" / "features.md").read_text("utf-8")
     named = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", text)
     assert len(named) > 30
     for file, name in named:
@@ -244,4 +267,4 @@ def test_the_parser_sees_what_is_there():
     assert [block.argument for block in found if block.mark == "command"] == ["run", "test"]
     assert [block.language for block in found].count("python") == 2
     assert "docs/pytorch.md#under-torchcompile" in links("README.md")
-    assert {"in-a-pytorch-model", "on-numpy-arrays", "installing"} <= anchors("README.md")
+    assert {"in-python", "installing", "who-gains-and-who-does-not"} <= anchors("README.md")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .results import Results, Row, spelled_bytes, spelled_threads
@@ -144,10 +144,12 @@ _LINES: dict[str, tuple[tuple[str, tuple[Operator, ...], Layout, str], ...]] = {
 }
 
 
-def gains(results: Results) -> bytes:
+def gains(results: Results, models: Sequence[Mapping[str, str]] = ()) -> bytes:
     """A picture, as SVG, of the public functions' speed-up by size; empty without such cases.
 
-    A point is a case, and a line the geometric mean of the cases of a size, with all cores.
+    A point is a case, and a line the geometric mean of the cases of a size, with all cores. Rows of
+    whole models (``benchmarks/worth.py``) add a third panel: their training steps, by the norms'
+    share of them.
     """
     from matplotlib.figure import Figure
 
@@ -159,9 +161,12 @@ def gains(results: Results) -> bytes:
     shown = [row for lines in kinds.values() for _, some in lines for row in some]
     if not shown:
         return b""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(kinds), sharex=True, sharey=True)
-    for axes, (name, lines) in zip(panels, kinds.items(), strict=True):
+    count = len(kinds) + bool(models)
+    figure = Figure(figsize=(4.5 * count, 3.4), layout="constrained")
+    panels = figure.subplots(1, count, sharey=True)
+    if models:
+        _models(panels[-1], models)
+    for axes, (name, lines) in zip(panels, kinds.items(), strict=False):
         for (label, _, _, colour), some in lines:
             points = sorted((row.case.tensor_bytes, row.figure("torch", "ours")) for row in some)
             axes.plot(*zip(*points, strict=True) if points else ([], []), "o", ms=2.5,
@@ -171,13 +176,14 @@ def gains(results: Results) -> bytes:
                 by_size.setdefault(2 * round(math.log2(size) / 2), []).append(value)
             means = [statistics.geometric_mean(values) for values in by_size.values()]
             axes.plot([2.0**power for power in by_size], means, color=colour, label=label)
-        axes.axhline(1, color="0.2", linewidth=0.9)
         axes.set_xscale("log", base=2)
         axes.set_xticks([2.0**power for power in range(10, 28, 4)])
         axes.xaxis.set_major_formatter(lambda size, _: spelled_bytes(size))
-        axes.set_yscale("log")
         axes.set_title(name, fontsize=10)
-        axes.set_xlabel("one tensor")
+        axes.set_xlabel("size of one tensor")
+    for axes in panels:
+        axes.axhline(1, color="0.2", linewidth=0.9)
+        axes.set_yscale("log")
         axes.grid(axis="y", color="0.92", linewidth=0.6, zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
@@ -187,5 +193,22 @@ def gains(results: Results) -> bytes:
     panels[0].set_ylim(min(0.7, *values) / 1.1, max(4.0, *values) * 1.1)
     panels[0].minorticks_off()
     panels[0].set_ylabel("times as fast as PyTorch")
-    figure.suptitle(f"{results.device}, {spelled_threads(most)}", fontsize=11)
+    facts = results.facts
+    where = [results.device, spelled_threads(most), facts["date"][:10]]
+    where += [f"commit {facts['commit']}"] if "commit" in facts else []
+    figure.suptitle(", ".join(where), fontsize=11)
     return _encoded(figure, ".svg", {"Date": None})
+
+
+def _models(axes: Any, models: Sequence[Mapping[str, str]]) -> None:
+    """Plot the speed-up of whole training steps by the norms' share of the stock step."""
+    for label, has_rms_norm, colour in (
+        ("models with RMS norm", "1", "#CC79A7"),
+        ("other models", "0", "#0072B2"),
+    ):
+        rows = [row for row in models if row["has_rms_norm"] == has_rms_norm]
+        shares = [100 * float(row["share"]) for row in rows]
+        speedups = [float(row["measured"]) for row in rows]
+        axes.plot(shares, speedups, "o", ms=4, color=colour, alpha=0.7, label=label)
+    axes.set_title(f"whole training steps of {len(models)} models", fontsize=10)
+    axes.set_xlabel("norms' share of PyTorch's step, %")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from . import picture, results, targets
 from .results import Results, Row, spelled_bytes, spelled_threads
 from .startup import TIMES
-from .suite import DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
+from .suite import DENSE, FLOAT32, Operator, Part
 from .targets import geometric_mean
 
 #: One name of a timed call, for its microseconds, or two, for the ratio of their times.
@@ -23,23 +22,17 @@ Figure = tuple[str, ...]
 _Columns = Mapping[str, tuple[Figure, int | str]]
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-#: The documents with markers, the folder of a page for each machine, and the document of targets.
-README, PERFORMANCE = Path("README.md"), Path("docs", "performance.md")
-PAGES, TARGETS = Path("docs", "performance"), Path("benchmarks", "targets.md")
+#: The documents with markers, and the folder of the pictures.
+README, PICTURES = Path("README.md"), Path("docs", "performance")
+CPUS, GPUS = PICTURES / "cpus.md", PICTURES / "gpus.md"
 
-#: Prefixes of the files of runs on CPUs, on GPUs, and of startup times. A run of a part of the
+#: Prefixes of the files of runs on CPUs, on GPUs, and of models' steps. A run of a part of the
 #: suite has a suffix too, and is left out.
-RUNS, GPU_RUNS, STARTS = "cpu-", "cuda-", "startup-"
+RUNS, GPU_RUNS, MODELS = "cpu-", "cuda-", "models-"
 PARTIAL = ("-quick", "-filtered", "-interrupted")
 
 #: The number of misses listed for each target; the file has all of them.
 MOST_MISSES = 12
-
-#: The first lines of a document that is generated whole.
-GENERATED = (
-    "This page is generated: `python benchmarks/measure.py report` makes it from a file in "
-    "[benchmarks/results]({results})."
-)
 
 #: The ratios of times that are shown for operators. ``ours`` is the public function.
 _SPEEDUP: dict[str, Figure] = {"torch / ours": ("torch", "ours")}
@@ -147,18 +140,6 @@ def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -
     return table
 
 
-def every(rows: Sequence[Row]) -> Table:
-    """A table of every case's times in µs, and of torch's time over the public function's."""
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        lines.setdefault(row.case.id, []).append(row)
-    names = [name for name in TITLES if any(name in row.us for row in rows)]
-    figures: dict[str, Figure] = {TITLES[name]: (name,) for name in names}
-    if "torch" in names:
-        figures |= _SPEEDUP
-    return _means("times in µs", lines, _of_threads(sorted({row.threads for row in rows}), figures))
-
-
 def _by_operator(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows by operator, without operators that have none."""
     found = {kind: [row for row in rows if row.case.operator is kind] for kind in Operator}
@@ -191,112 +172,39 @@ def _where(found: Results) -> str:
     versions = ", ".join(
         f"{title} {facts['torch' if title == 'PyTorch' else title.lower()]}" for title in packages
     )
-    # A file that was measured in parts has the command of each part.
-    commands = facts["command"].replace("; ", "`, `")
-    return f"{place}. {versions}. {facts['date'][:10]}, `{commands}`."
+    made = f", commit {facts['commit']}" if "commit" in facts else ""
+    return f"{place}. {versions}. {facts['date'][:10]}{made}."
 
 
-def _link(path: Path, folder: Path) -> str:
-    """A link from a document in a folder."""
-    return Path(os.path.relpath(path, folder)).as_posix()
-
-
-def page(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
-    """The document on the run in the file ``path``, in ``folder``."""
-    how = "[Method](method.md) says what the columns mean."
-    generated = GENERATED.format(results=_link(path, folder))
-    sections = [f"# {found.device}", f"{generated} {how}", summary(found)]
-    if reasons := found.facts.get("not_measured"):
-        # Split only after each reason's cases in brackets, as an error's text may have semicolons.
-        sections.append("\n- ".join(["Not measured:\n", *re.split(r"(?<=\)); ", reasons)]))
-    if (drawn := path.with_suffix(".svg")).exists():
-        sections.append(f"![Times over the bandwidth-bound (triad) time]({_link(drawn, folder)})")
-    parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
-    for part, figures in _MEANS.items():
-        if parts[part]:
-            name = f"{part.value[0].upper()}{part.value[1:]}"
-            sections.append(f"## {name}: geometric means")
-            for count, (title, figure) in itertools.product(found.counts, figures.items()):
-                mine = [row for row in parts[part] if row.threads == count]
-                layouts = {row.case.layout for row in mine}
-                labels = [_labels(row)[1] for row in mine]
-                labels += [each.value for each in Layout if each in layouts]
-                columns = {str(label): (figure, label) for label in (*labels, "all")}
-                title = f"{title}, {spelled_threads(count)}"
-                sections.append(str(_means(title, _by_operator(mine), columns)))
-    batch = GPU_BATCH if found.on_gpu else RESNET_50[0][0]
-    layers = {(batch, *shape[1:]) for shape in RESNET_50}
-    parts[Part.GRADIENTS] = [
-        row
-        for row in parts[Part.GRADIENTS]
-        if row.case.operator is Operator.TRAIN and row.case.shape in layers
-        if row.case.parameters == FLOAT32 and row.case.layout in DENSE
-    ]
-    for part, title in _EVERY.items():
-        if parts[part]:
-            table = every(parts[part])
-            sections += [f"## {title.format(batch)}", str(table)]
-    if begun is not None:
-        sections += ["## Starting", str(begun)]
-    return "\n\n".join(sections) + "\n"
-
-
-def goals(runs: Sequence[tuple[Results, Table | None, Path]], folder: Path) -> str:
-    """The document of the targets that each run met or missed, in ``folder``."""
-    sections = ["# Targets", GENERATED.format(results=_link(runs[0][2].parent, folder))]
-    for found, _, _ in runs:
-        sections += [f"## {found.device}", _where(found), str(held(found))]
-        sections += ["### Misses", "\n".join(misses(found)) or "None."]
-    return "\n\n".join(sections) + "\n"
-
-
-#: The figures of which a part's tables show means for each operator.
-_MEANS = {
-    **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), FIGURES),
-    **dict.fromkeys((Part.LAYERS, Part.NEW_SIZES), _SPEEDUP),
-}
-#: The tables that show every case.
-_EVERY = {
-    Part.CALLS: "Call overhead: tiny tensors",
-    Part.ROWS: "Layer norm and RMS norm, case by case",
-    Part.LAYERS: "Layers, forward and backward",
-    Part.NEW_SIZES: "Layers, forward and backward, with a new size at each step",
-    Part.STEPS: "Training steps, stock models and converted ones",
-    Part.ACLNN: "aclnn's first phase",
-    Part.GRADIENTS: "ResNet-50 at batch {}, training: gradients",
-}
-
-
-def _lines(found: Results, *, by_operator: bool) -> dict[str, list[Row]]:
-    """The rows with a peer's time by group of cases, and if wanted by operator before."""
+def _lines(found: Results) -> dict[str, list[Row]]:
+    """The rows with a peer's time, by operator and then by group of cases."""
     lines: dict[str, list[Row]] = {}
     for part in Part:
         together = [row for row in found.rows if row.case.part is part and "torch" in row.us]
-        if by_operator and part is not Part.CALLS:
+        if part is not Part.CALLS:
             lines |= _by_operator(together)
         if together:
-            lines[f"**all {part.value}**" if by_operator else part.value] = together
+            lines[f"**all {part.value}**"] = together
     return lines
 
 
 def summary(found: Results) -> str:
     """A run's summary: its device, and means for each operator and each group of cases."""
-    table = _means("", _lines(found, by_operator=True), _of_threads(found.counts, FIGURES))
+    table = _means("", _lines(found), _of_threads(found.counts, FIGURES))
     cases = len({row.case for row in found.rows})
     return f"{_where(found)}\n\nGeometric means over {cases} cases:\n\n{table}"
 
 
-def overview(runs: Sequence[tuple[Results, Table | None, Path]], folder: Path) -> str:
-    """Each run's part of the document with all machines, in ``folder``."""
+def machines(runs: Sequence[tuple[Results, Path]], document: Path) -> str:
+    """Each run's part of a document: its picture, its means, and its file."""
     sections = []
-    for found, _, path in runs:
-        columns = {spelled_threads(count): (("torch", "ours"), count) for count in found.counts}
-        link = _link(Path(PAGES.name, f"{path.stem}.md"), Path())
+    for found, path in runs:
+        link = Path(os.path.relpath(path, document.parent)).as_posix()
         sections += [
-            f"### {found.device}",
-            f"![Times as fast as PyTorch, by size]({PAGES.name}/{path.stem}.svg)",
-            str(_means("times as fast as PyTorch", _lines(found, by_operator=False), columns)),
-            f"{found.facts['date'][:10]}, PyTorch {found.facts['torch']}; [every table]({link}).",
+            f"## {found.device}",
+            f"![Times as fast as PyTorch, by size]({path.stem}.svg)",
+            summary(found),
+            f"Every case: [{path.name}]({link}).",
         ]
     return "\n\n".join(sections)
 
@@ -312,10 +220,20 @@ def _range(values: Sequence[float]) -> str:
     return f"{mean} ({least}–{most})"
 
 
-def gains(runs: Sequence[tuple[Results, Table | None, Path]]) -> str:
+#: The README's last lines, by whether the models have RMS norms.
+_STEPS = {"1": "training steps of models with RMS norms", "0": "training steps of other models"}
+
+
+def models(path: Path) -> list[dict[str, str]]:
+    """The rows of whole models (``benchmarks/worth.py``) of a run's machine, if there are any."""
+    of_models = path.with_name(f"{MODELS}{path.name.removeprefix(RUNS)}")
+    return results.read_table(of_models)[1] if of_models.exists() else []
+
+
+def gains(runs: Sequence[tuple[Results, Path]]) -> str:
     """The README's table: torch's time over ours with one thread, of layers and training steps."""
     table = Table(["forward and backward, one thread"], [[name] for name, *_ in _GAINS])
-    for found, _, _ in runs:
+    for found, _ in runs:
         rows = [row for row in found.rows if row.threads == 1 and "torch" in row.us]
         for layout in DENSE:
             table = Table([*table.header, f"{found.device}, {layout.value}"], table.lines)
@@ -327,7 +245,14 @@ def gains(runs: Sequence[tuple[Results, Table | None, Path]]) -> str:
                     if is_large == (row.case.elements >= targets.LARGE_LAYER)
                 ]
                 line.append(_range(some))
-    dates = (f"{found.device} on {found.facts['date'][:10]}" for found, _, _ in runs)
+    for has_rms_norm, name in _STEPS.items():
+        line = [name]
+        for _, path in runs:
+            of_kind = [row for row in models(path) if row["has_rms_norm"] == has_rms_norm]
+            # They are contiguous.
+            line += [_range([float(row["measured"]) for row in of_kind]), shown(None)]
+        table.lines.append(line)
+    dates = (f"{found.device} on {found.facts['date'][:10]}" for found, _ in runs)
     return f"{table}\n\nMeasured in float32 and bfloat16: {', '.join(dates)}."
 
 
@@ -346,53 +271,63 @@ def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END)
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
-def _load(folder: Path, prefix: str) -> list[tuple[Results, Table | None, Path]]:
-    """Load the full runs whose files' names have this prefix."""
+def load(folder: Path, prefix: str) -> list[tuple[Results, Path]]:
+    """Load the full runs whose files' names have this prefix.
+
+    Raises:
+        ReportError: a file is not one of a run.
+    """
     runs = []
     for path in sorted(folder.glob(f"{prefix}*.csv")):
         if path.stem.endswith(PARTIAL):
             continue
-        begin = folder / f"{STARTS}{path.stem.removeprefix(prefix)}.csv"
         try:
-            begun = starts(results.read_table(begin)[1]) if begin.exists() else None
-            runs.append((results.read(path), begun, path))
+            runs.append((results.read(path), path))
         except (OSError, ValueError, KeyError) as error:
             raise ReportError(f"{path}: no file of a run ({error})") from None
     return runs
 
 
-def write(folder: Path, checkout: Path) -> list[Path]:
-    """Bring a checkout's documents up to date with a folder's runs, and return those that changed.
-
-    README.md and docs/performance.md have markers for their parts. Each run has a page and a
-    picture in docs/performance; the targets are in benchmarks/targets.md.
+def documents(folder: Path, checkout: Path) -> dict[Path, bytes]:
+    """What a checkout's documents, and the pictures of gains, should be by a folder's runs.
 
     Raises:
         ReportError: there are no runs, or no markers.
     """
-    cpus = _load(folder, RUNS)
-    runs = [*cpus, *_load(folder, GPU_RUNS)]
-    if not runs:
+    cpus, gpus = load(folder, RUNS), load(folder, GPU_RUNS)
+    if not cpus + gpus:
         raise ReportError(f"{folder}: no file of a full run; make one with measure.py run")
-    changed: dict[Path, bytes] = {}
-    for name, content in ((README, gains(cpus)), (PERFORMANCE, overview(runs, PERFORMANCE.parent))):
+    contents = {
+        README: gains(cpus),
+        CPUS: machines(cpus, checkout / CPUS),
+        GPUS: machines(gpus, checkout / GPUS),
+    }
+    wanted: dict[Path, bytes] = {}
+    for name, content in contents.items():
         document = checkout / name
         if document.exists():
             found = replace_between(document.read_text(encoding="utf-8"), content)
             if found is not None:
-                changed[document] = found.encode()
-    if not changed:
-        raise ReportError(f"{checkout}: neither {README} nor {PERFORMANCE} has the marker {BEGIN}")
-    for run in runs:
-        path = checkout / PAGES / run[2].name
-        changed[path.with_suffix(".md")] = page(*run, path.parent).encode()
-        if drawn := picture.gains(run[0]):
-            changed[path.with_suffix(".svg")] = drawn
-    changed[checkout / TARGETS] = goals(runs, checkout / TARGETS.parent).encode()
+                wanted[document] = found.encode()
+    if not wanted:
+        raise ReportError(f"{checkout}: none of {', '.join(map(str, contents))} has {BEGIN}")
+    for run, path in (*cpus, *gpus):
+        if drawn := picture.gains(run, models(path)):
+            wanted[checkout / PICTURES / path.with_suffix(".svg").name] = drawn
+    return wanted
+
+
+def write(folder: Path, checkout: Path) -> list[Path]:
+    """Bring a checkout's documents up to date with a folder's runs, and return those that changed.
+
+    Raises:
+        ReportError: there are no runs, or no markers.
+    """
+    wanted = documents(folder, checkout)
     written = [
-        path for path, new in changed.items() if not path.exists() or path.read_bytes() != new
+        path for path, new in wanted.items() if not path.exists() or path.read_bytes() != new
     ]
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
-        results.write(path, changed[path])
+        results.write(path, wanted[path])
     return written

@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,9 +160,23 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
         "load_before": f"{os.getloadavg()[0]:.2f}",
         "system": f"{platform.system()} {platform.machine()}",
         "normgrad": normgrad.__version__,
+        **commit(),
         "python": platform.python_version(),
         **{package: version(package) for package in ("numpy", "numba", "torch")},
     }
+
+
+def commit() -> dict[str, str]:
+    """The checkout's commit, with a + if the package differs from it; nothing without git."""
+    here = Path(__file__).parents[2]
+    if shutil.which("git") is None or not (here / ".git").exists():
+        return {}
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    return {"commit": git("rev-parse", "--short", "HEAD") + "+" * bool(git("diff", "HEAD", "src"))}
 
 
 def slug(device: str) -> str:
@@ -221,7 +237,9 @@ def read(path: Path) -> Results:
         ValueError: it is no run's file.
     """
     found, rows = read_table(path)
-    wanted = (*facts("", ""), *(GPU_FACTS if "gpu" in found else ()))
+    # Older files do not name their commit.
+    known = (*facts("", ""), *(GPU_FACTS if "gpu" in found else ()))
+    wanted = [name for name in known if name != "commit"]
     missing = [name for name in wanted if name not in found]
     if missing or not rows:
         raise ValueError(f"no {', '.join(missing) or 'rows'}")

@@ -1,9 +1,9 @@
-"""Run the cases on public kernels, and print what docs/verify.md says of them.
+"""Run the cases on public kernels, and print what docs/verify/libraries.md says.
 
 ``python compare.py run flax`` tries the adapters of a library, in an environment that has it. It
 writes the cases that are not met to docs/verify/flax.csv, what is wrong by any standard to
 docs/verify/findings.csv, and the counts to docs/verify/runs.csv. ``python compare.py pages`` makes
-of these the page docs/verify/findings.md, and prints the table of docs/verify.md.
+of these the page docs/verify/findings.md, and prints the table of docs/verify/libraries.md.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def table() -> Iterator[str]:
         if some := [each for each in found if each["library"] == name]:
             causes = {script for each in some for script in scripts_of(each)}
             counts[2] += f" ({_number(some, 'finding')}, {_number(causes, 'cause')})"
-        title = f"[{LIBRARIES[name].title}](verify/{name}.csv): {row['versions']}"
+        title = f"[{LIBRARIES[name].title}]({name}.csv): {row['versions']}"
         yield f"| {title} | {' | '.join(counts)} | {row['error / bound']} |"
 
 
@@ -216,7 +216,7 @@ def page() -> Iterator[str]:
     """The page of what is wrong by any standard, by library, a line at a time."""
     yield "# What is wrong by any standard"
     yield ""
-    yield "What [`normgrad verify`](../verify.md#what-public-kernels-get) finds in public kernels:"
+    yield "What [`normgrad verify`](libraries.md#what-public-kernels-get) finds in public kernels:"
     yield "the operator, the outputs, the condition, the smallest case and its worst element, and a"
     yield "script that shows it in plain code of the library. `python compare.py pages` in"
     yield "`examples/verify` makes this page."

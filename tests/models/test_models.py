@@ -86,7 +86,7 @@ def test_models_compute_what_they_did(name, library):
 
 
 def row(name, tried, *found):
-    """A model's row in docs/pytorch.md."""
+    """A model's row in docs/pytorch/models.md."""
     layers = ", ".join(f"{count} {kind}" for kind, count in tried.layers.items())
     cells = (name, layers, tried.left or "", *(f"{each:.0e}" for each in found))
     return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |")
@@ -102,5 +102,5 @@ def shown(page):
 def test_the_documents_have_these_models():
     """Their names, layers and numbers of layers left; errors are those of one run."""
     expected = [row(name, tried).removesuffix(" |") for name, tried in MODELS.items()]
-    assert [line.rsplit("|", 3)[0].rstrip() for line in shown("pytorch.md")] == expected
+    assert [line.rsplit("|", 3)[0].rstrip() for line in shown("pytorch/models.md")] == expected
     assert [line.split("|")[1].strip() for line in shown("worth.md")] == [*MODELS]

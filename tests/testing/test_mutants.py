@@ -17,7 +17,7 @@ from normgrad.testing import Level, Subject
 
 pytestmark = [pytest.mark.cpu, pytest.mark.every_case]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "verify.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "verify" / "mutants.md"
 #: A row: the mutant's words, the run that finds it, the gravest level and its first case's topic.
 ROW = "| {} | {} | {} | {} |"
 ROWS = {

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.every_case]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "verify"
-#: The line before the table in docs/verify.md.
+#: The line before the table in docs/verify/libraries.md.
 MARKER = "<!-- compare.py -->\n"
 
 
@@ -70,7 +70,7 @@ def test_an_adapter_meets_a_plain_call(compare, name, monkeypatch):
 
 
 def test_the_page_has_the_table_of_the_results(compare):
-    page = (ROOT / "docs" / "verify.md").read_text("utf-8")
+    page = (ROOT / "docs" / "verify" / "libraries.md").read_text("utf-8")
     table = "\n".join(compare.table())
     assert page.partition(MARKER)[2].lstrip("\n").startswith(f"{table}\n")
 

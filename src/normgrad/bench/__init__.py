@@ -1,1 +1,1 @@
-"""Time calls by turns (``timing``), and PyTorch's layers beside normgrad's (``layers``)."""
+"""Time calls alternately (``timing``), and PyTorch's layers beside normgrad's (``layers``)."""

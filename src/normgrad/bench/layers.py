@@ -72,7 +72,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case, dtype: torch.dtype, seconds: float) -> LayerTimes:
-    """Time a case by turns; parameters have the dtype of the input.
+    """Time a case, alternating between the layers; parameters have the dtype of the input.
 
     A training step is a forward and a backward pass with the gradients of the input and the
     parameters; an evaluation is a forward pass without gradients.

@@ -1,4 +1,4 @@
-"""Time calls by turns, so that other load on the machine affects all of them alike."""
+"""Time calls alternately, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _run(
 
 @app.command("info")
 def _info() -> None:
-    """Show the versions, the CPU and GPUs, and what the kernels make of them."""
+    """Show the versions, the CPU and GPUs, and how kernels use them."""
     show.table(info.gather())
 
 

@@ -53,7 +53,7 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Time layers in training and evaluation on this machine, and PyTorch's by turns with them.
+    """Time layers in training and evaluation on this machine, alternating with PyTorch's.
 
     It takes half a minute. Training is a forward and a backward pass, evaluation a forward pass
     without gradients, each on an input of about 25 MB.

@@ -1,6 +1,7 @@
 """Calls that succeed here, and that devices or public callers are known to treat otherwise.
 
-The C libraries' report has a line for each; docs/capi.md lists them with their sources.
+The C libraries' report has a line for each; docs/capi/behaviour.md lists them with their
+sources.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
     """What a step costs with PyTorch's layers and converted.
 
     Attributes:
-        stock, converted: seconds of a whole step, medians of steps by turns.
+        stock, converted: seconds of a whole step, medians of alternating steps.
         layers: the calls of converted layers alone, by the name of the class that they replace.
         saved: bytes that autograd keeps for the backward pass, before and after.
         shares: how much of the stock step's time is spent in each kind of other operators.
@@ -136,9 +136,9 @@ def estimate(
     """Measure what :func:`.convert` would bring to a model, which stays as it is.
 
     The function calls copies of the model, as ``module(*example, **named)``: one with PyTorch's
-    layers and a converted one, by turns. In training mode a step is a forward and a backward pass,
-    in evaluation mode a forward pass without gradients; there is no optimiser. Then it times each
-    kind of call of the norm layers alone, on the inputs that they get in a step. Kernels are
+    layers and a converted one, alternately. In training mode a step is a forward and a backward
+    pass, in evaluation mode a forward pass without gradients; there is no optimiser. Then it times
+    each kind of call of the norm layers alone, on the inputs that they get in a step. Kernels are
     compiled before. Hooks are called. Where other programs keep cores busy, CPU time counts.
 
     Args:

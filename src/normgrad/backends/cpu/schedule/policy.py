@@ -1,7 +1,7 @@
 """The thresholds by which the CPU backend chooses how to read tensors, cut work and use memory.
 
 They decide the order of additions, and so a result's last bit, but for those of memory: no other
-may depend on the machine or on the number of threads. docs/performance/thresholds.md has the
+may depend on the machine or on the number of threads. benchmarks/thresholds.md has the
 measurements.
 """
 
