@@ -42,6 +42,7 @@ def apart(library, wanted, folder, *options):
         "verify",
         str(library),
         *(options or ("-n", "0")),
+        *("-p", "no:hypothesispytest"),  # which would import all of Hypothesis
     ]
     done = subprocess.run(
         [*command, "-m", wanted, "--csv", "found.csv"],
