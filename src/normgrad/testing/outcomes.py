@@ -223,14 +223,27 @@ def _distance(
     if call.count <= 1:  # where a formula is undefined, and each library has its own value
         level = Level.CONVENTION
     judged = plains if worst[1] > 1 else errors
-    place = np.unravel_index(int(judged.argmax()), judged.shape)
+    by_channel = {each.name: each.kind for each in call.outputs}.get(name) is Kind.CHANNEL
+    first, place = (
+        tuple(map(int, np.unravel_index(int(index), judged.shape)))
+        for index in ((judged > 1).argmax(), judged.argmax())
+    )
     digits = 17 if value.dtype == np.float64 else 9  # which tell it from its neighbours
     text = (
-        f"{int((judged > 1).sum())} of {value.size} elements; at {tuple(map(int, place))} "
+        f"{int((judged > 1).sum()):,} of {value.size:,} {_WORDS[level]}, first at "
+        f"{_place(first, by_channel)}; worst at {_place(place, by_channel)}: "
         f"{value[place]}, expected {exact.value[place]:.{digits}g}: {_factor(errors[place])} the "
         f"bound, {_factor(plains[place])} plain code's, {_ulps(value[place], exact.value[place])}"
     )
     return worst, [Fault(level, name, text)]
+
+
+#: What elements are whose errors have a level.
+_WORDS = {Level.WRONG: "wrong", Level.BEYOND: "beyond the bound", Level.CONVENTION: "other values"}
+
+
+def _place(indices: tuple[int, ...], by_channel: bool) -> str:
+    return f"channel {indices[0]:,}" if by_channel else str(indices)
 
 
 def _factor(units: float) -> str:
