@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from .cases import Case
-from .outcomes import Fault, Judged, Level
+from .judging import Judged
+from .outcomes import Fault, Level
 
 #: The fields of cases that may be the condition of a fault. Of two that are equally likely, the
 #: first is taken.

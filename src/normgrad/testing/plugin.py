@@ -16,9 +16,10 @@ import pytest
 from . import own
 from .cases import Case
 from .findings import Finding, findings
-from .outcomes import Fault, Judged, Level, wrong
+from .judging import Judged
+from .loading import cases_of, load, module_of, specs_of
+from .outcomes import Fault, Level, wrong
 from .subjects import Implementation, SubjectError
-from .suites import cases_of, load, module_of, specs_of
 
 _SUBJECTS = pytest.StashKey[Mapping[str, Implementation]]()
 _CASES = pytest.StashKey[Mapping[str, Mapping[str, Case]]]()

@@ -22,13 +22,12 @@ from .framework_tensors import (
     Counterpart,
     NotOfferedError,
     first_line,
-    outputs,
     to_array,
     to_dlpack,
     to_torch,
 )
 from .memory_checks import Watched, guarded, leak_of, reverse
-from .outcomes import UNREADABLE, Fault, Judged, Outcome, convention, wrong
+from .outcomes import UNREADABLE, Fault, Outcome, convention, wrong
 from .tensors import Array, Call
 
 #: Numbers of threads that must give the same bits; None stands for all threads.
@@ -77,7 +76,7 @@ class Implementation(ABC):
     declared: Sequence[Any] = ()
 
     @cached_property
-    def plain(self) -> dict[str, Judged | None]:
+    def plain(self) -> dict[str, Any]:
         """The verdicts on the plain calls that have been run, by their kind."""
         return {}
 
@@ -347,6 +346,13 @@ class Subject(Implementation):
             fault = wrong(UNREADABLE, f"{type(error).__name__}: {error}")
             return Outcome(faults=(fault, *arguments.faults()))
         return Outcome(results, faults=tuple(arguments.faults(results)))
+
+
+def outputs(call: Call, result: Any) -> dict[str, Array]:
+    """A result's arrays by name; it is a tuple in normgrad's order, or the only output."""
+    values = (result,) if call.operator.out_is_tensor else tuple(result)
+    pairs = zip(call.results, values, strict=False)
+    return {name: to_array(value) for name, value in pairs if value is not None}
 
 
 def _names(function: Callable[..., Any]) -> Container[str] | None:
