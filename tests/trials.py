@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from normgrad import testing
-from normgrad.testing import suites
+from normgrad.testing import loading
 from normgrad.testing.outcomes import Outcome
 
 SOURCES = Path(__file__).parent / "testing" / "libraries"
@@ -26,7 +26,7 @@ def tried(subject, wanted=lambda case: True, quick=True):
     subject = testing.load(str(subject)) if isinstance(subject, (str, Path)) else subject
     if not isinstance(subject, testing.Implementation):
         subject = testing.Subject("it", subject)
-    cases = [case for case in suites.cases_of(subject, quick) if wanted(case)]
+    cases = [case for case in loading.cases_of(subject, quick) if wanted(case)]
     return [testing.run(case, subject) for case in cases if subject.has(case)]
 
 
@@ -42,6 +42,7 @@ def apart(library, wanted, folder, *options):
         "verify",
         str(library),
         *(options or ("-n", "0")),
+        *("-p", "no:hypothesispytest"),  # which would import all of Hypothesis
     ]
     done = subprocess.run(
         [*command, "-m", wanted, "--csv", "found.csv"],

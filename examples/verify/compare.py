@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from normgrad.cli import info
-from normgrad.testing import Fault, Judged, Level, findings, load, suites
+from normgrad.testing import Fault, Judged, Level, findings, load, loading
 
 RESULTS = Path(__file__).parents[2] / "docs" / "verify"
 RUNS, FINDINGS = RESULTS / "runs.csv", RESULTS / "findings.csv"
@@ -155,7 +155,7 @@ WORDS = ("met", *(level.value for level in Level))
 
 def _tried(spec: str, options: Sequence[str]) -> Iterator[Judged]:
     """The verdicts of ``normgrad verify``, each with its gravest fault."""
-    cases = {case.name: case for case in suites.cases_of(load(spec))}
+    cases = {case.name: case for case in loading.cases_of(load(spec))}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.csv")
         command = ("-m", "normgrad", "verify", spec, *options, "--csv", str(path))

@@ -1,7 +1,7 @@
 """The cases of `normgrad verify`, met by normgrad itself; on a GPU's kernels too, by interpreter.
 
 What is tested here stands nowhere else: every kind of call in every dtype and layout, with masks,
-absent tensors, given outputs, special values and mistakes (see normgrad/testing/suite.py).
+absent tensors, given outputs, special values and mistakes (see normgrad/testing/operator_suite.py).
 """
 
 from __future__ import annotations

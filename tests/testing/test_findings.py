@@ -7,9 +7,10 @@ from trials import tried
 from normgrad import testing
 from normgrad.testing import Fault, Judged, Level, Topic, findings
 from normgrad.testing.outcomes import wrong
-from normgrad.testing.plugin import conclusion
+from normgrad.testing.plugin import _table, conclusion
 
 WRONG, BEYOND, CONVENTION = Level
+STATS = len(testing.cases(kinds=("stats",)))
 
 
 def test_two_causes_in_one_operator_are_two_findings():
@@ -70,6 +71,38 @@ def test_lesser_levels_are_one_finding_each():
     assert [each.level for each in findings([*judged, *some])] == [WRONG, BEYOND, CONVENTION]
 
 
+def test_what_layers_reach_stands_first():
+    """Though it is in fewer cases than what is not."""
+    others = failing(("elemt",), lambda case: case.topic is Topic.OUTPUTS, wrong("grad_input"))
+    reached = failing(("eval",), lambda case: case.topic is Topic.PLAIN, wrong("grad_bias"))
+    first, *rest = findings([*others, *reached])
+    assert (first.operators, len(first.found)) == (("batch_norm_backward",), 1)
+    assert not any(each.by_layers for each in rest)
+    assert max(len(each.found) for each in rest) > 1
+
+
+def test_the_table_has_eighty_columns_and_none_without_a_number():
+    kinds = ("gather", "stats")
+    met = failing(kinds, lambda case: False)
+    assert _table(met) == [
+        f"{'operator':35} offered met",
+        f"{'batch_norm_gather_stats_with_counts':35}{len(met) - STATS:8}{len(met) - STATS:4}",
+        f"{'batch_norm_stats':35}{STATS:8}{STATS:4}",
+    ]
+    judged = [Judged(each.case, units=1.23456e16, plain=2.0) for each in met]
+    gathers = [index for index, each in enumerate(met) if each.case.kind == "gather"]
+    for index, level in zip(gathers, Level, strict=False):
+        judged[index] = Judged(met[index].case, (Fault(level, "mean"),))
+    upper, lower, name, numbers, second = _table(judged)
+    assert upper.split() == ["beyond", "another", "error", "/", "error", "/"]
+    assert lower.startswith("operator ")
+    assert name == "batch_norm_gather_stats_with_counts"
+    offered = len(met) - STATS
+    assert numbers.split() == [f"{offered}", f"{offered - 3}", "1", "1", "1", "1.23e+16", "2"]
+    assert second.split() == ["batch_norm_stats", f"{STATS}", f"{STATS}", "1.23e+16", "2"]
+    assert all(len(line) <= 80 for line in (upper, lower, name, numbers, second))
+
+
 def test_where_only_an_operator_may_be_called_so_no_layer_reaches_it():
     judged = failing(("elemt",), lambda case: case.out == "odd", wrong("grad_input"))
     (found,) = findings(judged)
@@ -81,8 +114,11 @@ def test_the_conclusion_says_how_many_of_what_was_offered():
     judged = failing(("stats",), lambda case: case.dtype == "bfloat16", wrong("mean"), quick=True)
     number = sum(each.case.dtype == "bfloat16" for each in judged)
     absent = Judged(judged[0].case, absent="no parameter out")
-    assert conclusion([*judged, absent]) == (
+    assert conclusion([*judged, absent], findings(judged)) == (
         f"of {len(judged)} cases offered {number} are wrong (1 finding), {len(judged) - number} met"
     )
     beyond = Judged(judged[0].case, (Fault(BEYOND, "mean"),))
-    assert conclusion([beyond]) == "of 1 cases offered 0 are wrong, 1 beyond the bound, 0 met"
+    assert (
+        conclusion([beyond], findings([beyond]))
+        == "of 1 cases offered 0 are wrong, 1 beyond the bound, 0 met"
+    )

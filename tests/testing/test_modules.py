@@ -10,14 +10,14 @@ from trials import words
 
 import normgrad as ng
 from normgrad import testing
-from normgrad.testing import Level, Topic, suites
+from normgrad.testing import Level, Topic, loading
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cpu
 
 
 def cases(module, quick=True):
-    return suites.cases_of(module, quick)
+    return loading.cases_of(module, quick)
 
 
 def has_rounded_its_mean(case):

@@ -97,8 +97,25 @@ def test_a_result_is_judged_by_itself(change):
     assert str(testing.check(case, change(found))) == "met"
     judged = testing.check(case, change((found.mean, found.invstd * 2)))
     assert judged.level is WRONG
-    assert str(judged).startswith("wrong: invstd: 4 of 4 elements; at (")
+    assert str(judged).startswith("wrong: invstd: 4 of 4 wrong, first at channel 0; worst at chann")
     assert str(testing.check(case, change((found.mean,)))) == "wrong: invstd: not there"
+
+
+def test_numbers_and_places_of_many_channels():
+    """The first wrong element, which tells more of a cause than the worst."""
+    case = next(e for e in testing.cases(kinds=("stats",)) if e.shape[1] == 1025)
+    call = case.call()
+    mean, invstd = ng.batch_norm_stats(**call.tensors, **call.options)
+    wrong = invstd.copy()
+    wrong[1000:] *= np.arange(2, 27, dtype=wrong.dtype)
+    said = str(testing.check(case, (mean, wrong)))
+    first = "wrong: invstd: 25 of 1,025 wrong, first at channel 1,000; worst at channel 1,0"
+    assert said.startswith(first), said
+
+
+def test_a_call_is_said_as_it_is_written():
+    case, _ = a_case_and_its_result()
+    assert str(case.call()) == "batch_norm_stats(float32(3, 4, 5), eps=1e-05)"
 
 
 def test_what_is_no_tensor_is_named():

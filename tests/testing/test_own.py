@@ -8,7 +8,7 @@ import pytest
 from trials import of, tried, words
 
 from normgrad import testing
-from normgrad.testing import Kind, Level, Operator, Subject, Topic, findings, suites
+from normgrad.testing import Kind, Level, Operator, Subject, Topic, findings, loading
 
 DECLARED = [own_operators.ADD_RMS_NORM, own_operators.SCALE]
 
@@ -18,7 +18,7 @@ def subject(operators):
 
 
 def test_an_operator_of_one_s_own_has_cases_of_most_topics():
-    cases = suites.cases_of(subject(own_operators.Right))[len(testing.cases()) :]
+    cases = loading.cases_of(subject(own_operators.Right))[len(testing.cases()) :]
     assert {case.operator for case in cases} == {"add_rms_norm", "scale"}
     own = [case for case in cases if case.operator == "add_rms_norm"]
     assert len({case.name for case in own}) == len(own)
@@ -26,7 +26,7 @@ def test_an_operator_of_one_s_own_has_cases_of_most_topics():
     assert {case.topic for case in own} == set(Topic) - set(not_of_them)
     assert {case.dtype for case in own} == {"float64", "float32", "float16", "bfloat16"}
     assert {case.absent for case in own} == {(), ("weight",)}
-    quick = suites.cases_of(subject(own_operators.Right), quick=True)
+    quick = loading.cases_of(subject(own_operators.Right), quick=True)
     assert {case.topic for case in quick if case.kind == "scale"} == {
         case.topic for case in cases if case.kind == "scale"
     }

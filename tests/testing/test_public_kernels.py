@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from normgrad import testing
-from normgrad.testing import Topic, suites
+from normgrad.testing import Topic, loading
 
 pytestmark = [pytest.mark.cpu, pytest.mark.every_case]
 
@@ -58,7 +58,7 @@ def test_an_adapter_meets_a_plain_call(compare, name, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     for spec in library.specs:
         runner = testing.load(spec)
-        plain = [each for each in suites.cases_of(runner, True) if each.topic is Topic.PLAIN]
+        plain = [each for each in loading.cases_of(runner, True) if each.topic is Topic.PLAIN]
         judged = [testing.run(case, runner) for case in plain if runner.has(case)]
         wrong = {
             each["finding"].partition(":")[0]

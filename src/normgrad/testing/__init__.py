@@ -21,12 +21,12 @@ from typing import Any
 from ..operators.contract import Kind
 from .cases import Case, Topic
 from .findings import Finding, findings
-from .framework_tensors import outputs
+from .judging import Judged, judge
+from .loading import SUITES, load, run
 from .operator_suite import cases
-from .outcomes import Fault, Judged, Level, Outcome, judge
+from .outcomes import Fault, Level, Outcome
 from .own import Operator
-from .subjects import Implementation, Subject, SubjectError
-from .suites import SUITES, load, run
+from .subjects import Implementation, Subject, SubjectError, outputs
 from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
 
 __all__ = [

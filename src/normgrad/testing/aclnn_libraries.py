@@ -21,12 +21,12 @@ from ..dialects.aclnn.translations import BATCH_NORM, ELEMT, GROUP_NORM, OPTIONS
 from ..dialects.rules import Aspect, Product
 from . import operator_suite
 from .c_functions import Functions, RefusedError
-from .cases import Case as OperatorsCase
-from .cases import Topic, thinned, varied
-from .libraries import LibraryCase, Mistake, Request, Steps, Tensor
+from .cases import Case, Topic, thinned, varied
+from .libraries import LibraryCall, LibraryCase
 from .memory_checks import guarded
 from .neighbours import Neighbours, breach
 from .outcomes import Outcome, convention
+from .requests import Mistake, Request, Tensor
 from .subjects import OTHER_BITS, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Call, Shape, lay_out, operator_of
 
@@ -45,7 +45,7 @@ _REPEATED = "status 100002"
 _HUGE_FIRST, _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DETERMINISTIC = 0, 1, 2, 0
 
 
-class Aclnn(Steps):
+class Aclnn(LibraryCall):
     """One call: its tensors' copies on the device, its handles and its two phases."""
 
     dialect = "aclnn"
@@ -60,7 +60,7 @@ class Aclnn(Steps):
 
     @staticmethod
     def facts(path: str, functions: Functions) -> dict[str, str]:
-        """See :class:`.libraries.Steps`. Makes a program's first calls, since facts need them."""
+        """See :class:`.libraries.LibraryCall`. Makes a program's first calls, which facts need."""
         try:
             functions.call("aclInit", None)
         except RefusedError as error:
@@ -182,7 +182,7 @@ _A2 = products.find(products.A2)
 
 
 @dataclass(frozen=True)
-class Case(LibraryCase):
+class AclnnCase(LibraryCase):
     """One call.
 
     Attributes:
@@ -265,7 +265,7 @@ def near(kind: str, product: Product) -> Neighbours:
     return Neighbours(_TRANSLATIONS[kind].contract, product, base, words, STATUSES)
 
 
-def _base_case(kind: str, product: Product) -> Case:
+def _base_case(kind: str, product: Product) -> AclnnCase:
     """The plain call with all optional tensors."""
     (base,) = operator_suite.part(Topic.PLAIN, kind)
     return _case(product, base, more=True)
@@ -304,17 +304,17 @@ _LAYOUTS = ("channels_last", "sliced", "transposed", "odd", "expanded")
 _OF_RANK: Mapping[int, Shape] = {2: (9, 4), 3: (3, 4, 25), 4: (3, 4, 5, 7), 5: (2, 4, 3, 5, 2)}
 
 
-def _case(product: Product, case: OperatorsCase, **more: Any) -> Case:
+def _case(product: Product, case: Case, **more: Any) -> AclnnCase:
     """The case on a product, where halves' parameters are halves too."""
     parameters = case.parameters or (case.dtype if case.dtype in HALVES else "")
-    return Case(**vars(case) | {"product": product, "parameters": parameters, **more})
+    return AclnnCase(**vars(case) | {"product": product, "parameters": parameters, **more})
 
 
-def _is_legal(case: Case) -> bool:
+def _is_legal(case: AclnnCase) -> bool:
     return breach(_TRANSLATIONS[case.kind].contract, case.product, case.request()) is None
 
 
-def _values(product: Product, kind: str) -> Iterator[Case]:
+def _values(product: Product, kind: str) -> Iterator[AclnnCase]:
     (first,) = operator_suite.part(Topic.PLAIN, kind)
     for dtype in product.dtypes:
         values = replace(
@@ -327,7 +327,7 @@ def _values(product: Product, kind: str) -> Iterator[Case]:
         yield from filter(_is_legal, _perhaps_legal(base, product))
 
 
-def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
+def _perhaps_legal(base: AclnnCase, product: Product) -> Iterator[AclnnCase]:
     """Mixed dtypes, and every format. The product may not allow all of them."""
     for other in product.dtypes:
         yield replace(base, parameters=other)
@@ -341,14 +341,14 @@ def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
         yield replace(base, shape=shape, channel_axis=axis, format=format)
 
 
-def _at_rules(product: Product, kind: str) -> Iterator[Case]:
+def _at_rules(product: Product, kind: str) -> Iterator[AclnnCase]:
     """Calls that just keep each rule; the dtypes take turns."""
     base = replace(_base_case(kind, product), topic=Topic.VALUES)
     for description, dtype in zip(near(kind, product).legal, itertools.cycle(product.dtypes)):
         yield _case(product, replace(base, dtype=dtype, description=description))
 
 
-def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
+def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[AclnnCase]:
     """The cases of the operators' suite that aclnn can express, some of them in a second form."""
     for each in operator_suite.part(topic, kind):
         layouts = (each.layout, each.x_layout, each.vectors, each.out)
@@ -374,11 +374,11 @@ def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
 
 
 @cache
-def _all(product: Product) -> tuple[Case, ...]:
+def _all(product: Product) -> tuple[AclnnCase, ...]:
     """The cases, topic by topic."""
     offered = product.operators
     kinds = [kind for kind, each in _TRANSLATIONS.items() if each.contract.name in offered]
-    cases: list[Case] = []
+    cases: list[AclnnCase] = []
     for topic in Topic:
         if topic is Topic.PLAIN:
             cases += [_base_case(kind, product) for kind in kinds]
@@ -395,8 +395,8 @@ def _all(product: Product) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
-    """The suite, or its part for a quick run; see :func:`.suite.cases`."""
+def cases(quick: bool, facts: Mapping[str, str]) -> tuple[AclnnCase, ...]:
+    """The suite, or its part for a quick run; see :func:`.operator_suite.cases`."""
     eps = EPS if facts["saveInvstd"] == "variance" else None
     # No multiple of 2 or 3, the periods with which dtypes and shapes alternate.
     chosen = thinned(_all(products.find(facts["product"])), 7 if quick else 1)

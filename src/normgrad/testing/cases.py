@@ -118,11 +118,6 @@ class Case:
         return operator_of(self.kind)
 
     @property
-    def data_layout(self) -> str:
-        """The memory layouts of grad_out and input, joined by a plus sign if they differ."""
-        return f"{self.layout}+{self.x_layout}" if self.x_layout else self.layout
-
-    @property
     def is_essential(self) -> bool:
         """Whether a quick run keeps the case, whatever it leaves of its topic."""
         return (

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from .cases import Case
-from .outcomes import Fault, Judged, Level
+from .judging import Judged
+from .outcomes import Fault, Level
 
 #: The fields of cases that may be the condition of a fault. Of two that are equally likely, the
 #: first is taken.
@@ -65,7 +66,9 @@ class Finding:
 def findings(judged: Sequence[Judged]) -> list[Finding]:
     """The findings in all verdicts on an implementation, the gravest level first.
 
-    Those of the first level are split by their causes; the others are one for each kind of fault.
+    Of a level, those that layers reach stand before others, and those of more cases before those
+    of fewer. Those of the first level are split by their causes; the others are one for each kind
+    of fault.
     """
     offered = [each.case for each in judged if not each.absent]
     pairs = [(each.case, fault) for each in judged for fault in each.faults]
@@ -76,7 +79,10 @@ def findings(judged: Sequence[Judged]) -> list[Finding]:
             found += _split(what, _first_of_each([*some]), of)
         else:
             found.append(_finding(what, "", _first_of_each([*some]), len(of)))
-    return sorted(found, key=lambda each: ([*Level].index(each.level), -len(each.found)))
+    levels = [*Level]
+    return sorted(
+        found, key=lambda each: (levels.index(each.level), not each.by_layers, -len(each.found))
+    )
 
 
 def _kind(pair: _Pair) -> tuple[str, str, str]:

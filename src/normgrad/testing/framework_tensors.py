@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from ..operators.reference import Array
 from ..support import memory
 from ..tensors import dlpack, dtypes, frameworks
 from ..tensors import strides as layout
-from .tensors import Array, Call
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -90,13 +90,6 @@ def to_array(value: Any) -> Array:
     assert isinstance(opened.address, int)  # that of a tensor which can be read
     kind = spec.dtype.numpy
     return memory.array_at(opened.address, spec.shape, spec.strides, kind, opened.tensor)
-
-
-def outputs(call: Call, result: Any) -> dict[str, Array]:
-    """A result's arrays by name; it is a tuple in normgrad's order, or the only output."""
-    values = (result,) if call.operator.out_is_tensor else tuple(result)
-    pairs = zip(call.results, values, strict=False)
-    return {name: to_array(value) for name, value in pairs if value is not None}
 
 
 def first_line(error: Exception) -> str:

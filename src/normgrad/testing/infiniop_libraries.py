@@ -22,9 +22,10 @@ from ..dialects.infiniop import (
 from . import changes
 from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
-from .libraries import LibraryCase, Mistake, Request, Steps, Tensor
+from .libraries import LibraryCall, LibraryCase
 from .neighbours import Neighbours
 from .operator_suite import LONG, RATIOS, SIZES
+from .requests import Mistake, Request, Tensor
 from .tensors import HALVES, Array, Call, Shape, make
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
@@ -40,7 +41,7 @@ DTYPES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16", "F64": "float6
 _CODES = {name: infiniDtype_t[f"INFINI_DTYPE_{word}"] for word, name in DTYPES.items()}
 
 
-class Infiniop(Steps):
+class Infiniop(LibraryCall):
     """One call: a handle, the tensors' descriptors, the operator's, and the computation."""
 
     dialect = "infiniop"
@@ -115,7 +116,7 @@ TWISTS: Mapping[str, changes.Change] = {
 
 
 @dataclass(frozen=True)
-class Case(LibraryCase):
+class InfiniopCase(LibraryCase):
     """One call of batch norm's gradients.
 
     Attributes:
@@ -143,7 +144,7 @@ class Case(LibraryCase):
 
     def unchanged(self) -> Call:
         """The functional operator's call, except that save_invstd holds the variance."""
-        call = super(Case, replace(self, parameters=self.dtype)).unchanged()
+        call = super(InfiniopCase, replace(self, parameters=self.dtype)).unchanged()
         x = call.arrays["input"]
         variance = x.astype(np.float64).var((0, 2)) if x.size else np.ones(x.shape[1])
         call.tensors["save_invstd"] = variance.astype(x.dtype)
@@ -170,7 +171,7 @@ class Case(LibraryCase):
         return wide[::step]
 
 
-_BASE_CASE = Case(Topic.PLAIN)
+_BASE_CASE = InfiniopCase(Topic.PLAIN)
 _BAD = Mistake(infiniStatus_t.INFINI_STATUS_BAD_PARAM)
 _BAD_RUN = _BAD._replace(computes=True)
 
@@ -216,32 +217,34 @@ _SHAPES_OF_EDGES: tuple[Shape, ...] = (
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 4, 0), (2, 0, 5), (0, 0, 0))
 
 
-def _all() -> Iterator[Case]:
+def _all() -> Iterator[InfiniopCase]:
     yield _BASE_CASE
-    values = Case(Topic.VALUES, normal=True)
+    values = InfiniopCase(Topic.VALUES, normal=True)
     yield from varied(values, shape=_SHAPES_OF_VALUES, dtype=_DTYPES, null=("", "strides"))
     for dtype in ("float32", *HALVES):
-        means = Case(Topic.MEAN, dtype=dtype)
+        means = InfiniopCase(Topic.MEAN, dtype=dtype)
         yield from varied(means, mean=RATIOS[dtype], shape=((8, 4, 256), (64, 6, 33)))
-    yield from varied(Case(Topic.ABSENT, null="memory"), shape=_EMPTY, dtype=_DTYPES)
+    yield from varied(InfiniopCase(Topic.ABSENT, null="memory"), shape=_EMPTY, dtype=_DTYPES)
     strided = (*((name,) for name in _VECTORS), _VECTORS, _VECTORS[::-1])
     shapes: tuple[Shape, ...] = ((3, 4, 30), (4, 64, 49))
-    yield from varied(Case(Topic.VECTORS), strided=strided, shape=shapes, dtype=_DTYPES)
+    yield from varied(InfiniopCase(Topic.VECTORS), strided=strided, shape=shapes, dtype=_DTYPES)
     shapes = ((3, 4, 30), (8, 16, 100), (2, 3, 4), (6, 5, 1601))
-    yield from varied(Case(Topic.OUTPUTS), out=IN_PLACE, shape=shapes, dtype=_DTYPES)
-    edges = Case(Topic.SHAPES)
+    yield from varied(InfiniopCase(Topic.OUTPUTS), out=IN_PLACE, shape=shapes, dtype=_DTYPES)
+    edges = InfiniopCase(Topic.SHAPES)
     yield from varied(edges, shape=_SHAPES_OF_EDGES, dtype=_DTYPES, loose=(False, True))
     yield from varied(edges, shape=_EMPTY, dtype=_DTYPES)
-    yield from varied(Case(Topic.SIZES), shape=SIZES, dtype=_DTYPES)
-    special = Case(Topic.SPECIAL, shape=(3, 4, 40))
+    yield from varied(InfiniopCase(Topic.SIZES), shape=SIZES, dtype=_DTYPES)
+    special = InfiniopCase(Topic.SPECIAL, shape=(3, 4, 40))
     yield from varied(special, change=(name for name in TWISTS if name != changes.LONG_SUMS))
     yield from varied(replace(special, change=changes.LONG_SUMS), shape=LONG, dtype=_DTYPES)
     yield replace(special, shape=(4, 4, 16384), change="all terms positive")
     yield from varied(replace(_BASE_CASE, topic=Topic.MISTAKES), change=mistakes())
-    yield from varied(Case(Topic.DETERMINISM), shape=((16, 24, 784), (33, 40, 10)), dtype=_DTYPES)
+    yield from varied(
+        InfiniopCase(Topic.DETERMINISM), shape=((16, 24, 784), (33, 40, 10)), dtype=_DTYPES
+    )
 
 
-def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
-    """The suite, or its part for a quick run; see :func:`.suite.cases`."""
+def cases(quick: bool, facts: Mapping[str, str]) -> tuple[InfiniopCase, ...]:
+    """The suite, or its part for a quick run; see :func:`.operator_suite.cases`."""
     # No multiple of 2 or 3, the periods with which dtypes and shapes alternate.
     return tuple(thinned(_all(), 5 if quick else 1))

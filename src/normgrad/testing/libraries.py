@@ -1,125 +1,42 @@
-"""Test shared libraries that speak a dialect: requests, mistakes in them, and attempts at them."""
+"""Test shared libraries that speak a dialect: the calls for a request, and the cases."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..operators import reference
 from ..operators.contract import Kind
-from ..tensors import strides as layout
 from .c_functions import Functions, RefusedError
 from .cases import IN_PLACE, Case
 from .framework_tensors import NotOfferedError
 from .memory_checks import Watched, guarded
 from .outcomes import Fault, Outcome, wrong
+from .requests import Mistake, Request
 from .subjects import Implementation
 from .tensors import Array, Call, lay_out
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor's memory, and its description for a library, in the words of :mod:`..rules`.
-
-    Strides are in elements; ``null`` says which pointer is null: "strides", "memory" or neither.
-    """
-
-    array: Array
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype_name: str
-    format_name: str = ""
-    null: str = ""
-
-    @classmethod
-    def of(cls, array: Array, format_name: str = "", null: str = "") -> Tensor:
-        """Describe an array as it is, with a null pointer where one means the same."""
-        is_contiguous = array.flags.c_contiguous  # also if empty, where NumPy's strides are any
-        strides = tuple(step // array.itemsize for step in array.strides)
-        if is_contiguous:
-            strides = layout.contiguous_strides(array.shape)
-        may_be_null = {"strides": is_contiguous, "memory": not array.size}.get(null)
-        null = null if may_be_null else ""
-        return cls(array, array.shape, strides, array.dtype.name, format_name, null)
-
-
-#: What differs from a request, by argument: a dict of the fields of a tensor, or another value.
-Changes = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Request:
-    """The description of one call of an operator: its arguments, and its mistake.
-
-    Attributes:
-        operator: the C function that computes.
-        arguments: tensors, masks, numbers, or None for null pointers, by name, in the order of the
-            C function that checks them.
-        outputs: the tensors that are written to.
-        mistake: the mistake's words, for which the steps look.
-        computes: whether the call computes, rather than only checks the arguments.
-        runs: how often the call computes.
-    """
-
-    operator: str
-    arguments: Mapping[str, Any]
-    outputs: tuple[str, ...]
-    mistake: str = ""
-    computes: bool = True
-    runs: int = 1
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors among the arguments."""
-        return {name: each for name, each in self.arguments.items() if isinstance(each, Tensor)}
-
-    @property
-    def inputs(self) -> list[Array]:
-        """The arrays that are not written to."""
-        return [each.array for name, each in self.tensors.items() if name not in self.outputs]
-
-    def changed(self, changes: Changes, **fields: Any) -> Request:
-        """The request with these changes, over the same memory, and with other fields."""
-        new = {
-            name: replace(self.tensors[name], **each) if isinstance(each, dict) else each
-            for name, each in changes.items()
-        }
-        return replace(self, arguments={**self.arguments, **new}, **fields)
-
-
-class Mistake(NamedTuple):
-    """What makes a legal request wrong, beside what the steps do at the mistake's words.
-
-    ``status`` is what the dialect demands; ``computes`` is as in :class:`Request`.
-    """
-
-    status: IntEnum
-    changes: Changes = MappingProxyType({})
-    computes: bool = False
-
-
 class Library(Implementation):
-    """A shared library under test, which speaks the dialect of ``steps``."""
+    """A shared library under test, which speaks the dialect of ``calls``."""
 
     strict = False
 
-    def __init__(self, path: str, steps: type[Steps], functions: Functions) -> None:
-        self.name, self.suite = Path(path).name, steps.dialect
-        self.facts = {"library": path, "dialect": steps.dialect, **steps.facts(path, functions)}
-        self._functions, self._steps = functions, steps
+    def __init__(self, path: str, calls: type[LibraryCall], functions: Functions) -> None:
+        self.name, self.suite = Path(path).name, calls.dialect
+        self.facts = {"library": path, "dialect": calls.dialect, **calls.facts(path, functions)}
+        self._functions, self._calls = functions, calls
 
     def once(self, call: Request) -> Outcome:
-        return self._steps(self._functions, call).outcome()
+        return self._calls(self._functions, call).outcome()
 
 
-class Steps(ABC):
+class LibraryCall(ABC):
     """A dialect's calls for one request, from the first handle to the last.
 
     Attributes:
@@ -190,7 +107,7 @@ class Steps(ABC):
         """The address of a tensor's first element, or of the workspace."""
         return self.memory[name].value.ctypes.data
 
-    # Steps with mistakes
+    # Calls with mistakes
 
     def unless(self, words: str, value: Any) -> Any:
         """The value; None, for a null pointer, if this is the request's mistake."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..operators.reference import Array
 from ..tensors import strides as layout
-from .tensors import Array
 
 #: Bytes before and after a guarded array: a multiple of every element size and of the alignment
 #: that devices need.

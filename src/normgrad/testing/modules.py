@@ -46,7 +46,7 @@ _FIXED_FIELDS = (
 )
 
 
-class Step(NamedTuple):
+class Passes(NamedTuple):
     """A module's forward and backward pass.
 
     Attributes:
@@ -74,11 +74,11 @@ class ModuleCase(Case):
     def call(self) -> Call:
         return Case.call(replace(self, parameters=self.dtype))
 
-    def request(self) -> Step:
+    def request(self) -> Passes:
         call = self.call()
         vectors = {name: call.arrays[name] for name in _vectors(call) if name in call.arrays}
         backward = Case(**vars(self) | {"kind": _GRADIENTS[self.kind], "absent": ()}).call()
-        return Step(call, vectors, backward.arrays["grad_out"])
+        return Passes(call, vectors, backward.arrays["grad_out"])
 
     @np.errstate(all="ignore")
     def exact(self, call: Call) -> dict[str, Exact]:
@@ -193,7 +193,7 @@ class Module(Implementation):
             "tensors": f"torch, {self.device}",
         }
 
-    def _module(self, step: Step) -> Any:
+    def _module(self, step: Passes) -> Any:
         options = step.call.options
         channels = step.call.arrays["input"].shape[1]
         if "normalized_shape" in options:
@@ -201,7 +201,7 @@ class Module(Implementation):
         groups = [options["num_groups"]] if "num_groups" in options else []
         return self._cls(*groups, channels, eps=options["eps"])
 
-    def once(self, call: Step) -> Outcome:
+    def once(self, call: Passes) -> Outcome:
         import torch
 
         x, dy = call.call.arrays["input"], call.grad_out

@@ -17,8 +17,9 @@ from typing import Any
 from ..dialects import rules
 from ..dialects.rules import Aspect, Contract, Product
 from ..tensors.strides import contiguous_strides
-from .libraries import Changes, Mistake, Request, Tensor
-from .tensors import Shape
+from .requests import Changes, Mistake, Request, Tensor
+
+Shape = tuple[int, ...]
 
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
 _AXES = ("no axis", "one axis", *(f"{number} axes" for number in _NUMBERS))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import fnmatch
 import shlex
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 
 from . import own
 from .cases import Case
-from .findings import findings
-from .outcomes import Fault, Judged, Level, wrong
+from .findings import Finding, findings
+from .judging import Judged
+from .loading import cases_of, load, module_of, specs_of
+from .outcomes import Fault, Level, wrong
 from .subjects import Implementation, SubjectError
-from .suites import cases_of, load, module_of, specs_of
 
 _SUBJECTS = pytest.StashKey[Mapping[str, Implementation]]()
 _CASES = pytest.StashKey[Mapping[str, Mapping[str, Case]]]()
@@ -206,54 +208,100 @@ class _Results:
         terminalreporter.section("normgrad")
         for row in _table(judged):
             line(row)
+        for row in _signatures(subjects_of(self._config).values()):
+            line(row)
         found = findings(judged)
         for level in Level:
             some = [each for each in found if each.level is level]
             for finding in some[:_MOST]:
                 case, fault = finding.smallest
                 line("")
-                line(str(finding), bold=level is Level.WRONG)
-                line(f"    {case.name}: {fault.text or fault.what}")
+                for text in _wrapped(str(finding), ""):
+                    line(text, bold=level is Level.WRONG)
+                for text in _wrapped(fault.text or fault.what, "    "):
+                    line(text)
                 line(f"    {_command(self._config, case)}")
             if len(some) > _MOST:
                 line(f"{len(some) - _MOST} more: {level.value}; --csv FILE has every case")
         line("")
-        line(conclusion(judged))
+        for text in _wrapped(conclusion(judged, found), ""):
+            line(text)
 
 
-def conclusion(judged: Sequence[Judged]) -> str:
+#: The columns that the report keeps to, except in commands, which stand on one line.
+_WIDTH = 80
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent or "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def conclusion(judged: Sequence[Judged], found: Sequence[Finding]) -> str:
     """What was found, in a sentence."""
     words = Counter(each.word for each in judged)
     offered = len(judged) - words.pop("not offered", 0)
     met = words.pop("met", 0)
     wrongs = words.pop(Level.WRONG.value, 0)
-    number = len([each for each in findings(judged) if each.level is Level.WRONG])
+    number = len([each for each in found if each.level is Level.WRONG])
     causes = f" ({number} finding{'s' if number > 1 else ''})" if number else ""
     others = "".join(f", {count} {word}" for word, count in words.items())
     return f"of {offered} cases offered {wrongs} are wrong{causes}{others}, {met} met"
 
 
 def _table(judged: Sequence[Judged]) -> list[str]:
-    """The number of cases of each verdict and the largest errors, by operator."""
+    """The number of cases of each verdict and the largest errors, by operator.
+
+    Columns without a number are left out. The heads have two lines. An operator whose name leaves
+    too little room stands on a line of its own.
+    """
     levels = [level.value for level in Level]
-    rows = [("operator", "offered", "met", *levels, "error / bound", "error / plain code")]
+    heads = (
+        *(("", "operator"), ("", "offered"), ("", "met"), ("", "wrong"), ("beyond", "the bound")),
+        *(("another", "convention"), ("error /", "bound"), ("error /", "plain code")),
+    )
+    rows: list[list[str]] = []
     for operator in dict.fromkeys(each.case.operator for each in judged):
         some = [each for each in judged if each.case.operator == operator and not each.absent]
         words = Counter(each.word for each in some)
-        numbers = (str(words[word] or "") for word in ("met", *levels))
-        errors = (
-            f"{max((getattr(each, name) or 0.0 for each in some), default=0.0):.3g}"
-            for name in ("units", "plain")
-        )
-        rows.append((operator, str(len(some)), *numbers, *errors))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+        counts = (len(some), *(words[word] for word in ("met", *levels)))
+        errors = [
+            max((getattr(e, n) or 0.0 for e in some), default=0.0) for n in ("units", "plain")
+        ]
+        cells = [str(each or "") for each in counts] + [f"{e:.3g}" if e else "" for e in errors]
+        rows.append([operator, *cells])
+    # What is offered is said even if that is nothing.
+    kept = [i for i, of in enumerate(zip(*rows, strict=True)) if i <= 1 or any(of)]
+    upper, lower = ([heads[index][at] for index in kept] for at in (0, 1))
+    body = [[row[index] or ("0" if index == 1 else "") for index in kept] for row in rows]
+    lines = [*([upper] if any(upper) else ()), lower, *body]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[0] = min(widths[0], _WIDTH - sum(1 + width for width in widths[1:]))
+    found = []
+    for first, *cells in lines:
+        numbers = "".join(f" {c:>{w}}" for c, w in zip(cells, widths[1:], strict=True))
+        if len(first) > widths[0]:
+            found.append(first)
+            first = ""
+        found.append(f"{first:{widths[0]}}{numbers}".rstrip())
+    return found
+
+
+def _signatures(subjects: Iterable[Implementation]) -> list[str]:
+    """A table of the parameters that functions lack, for which calls were not tried."""
+    rows = {name: each for subject in subjects for name, each in subject.lacking().items()}
+    if not rows:
+        return []
+    lines = ["", "not tried: calls with parameters that functions lack"]
+    for name, lacking in rows.items():
+        lines += textwrap.wrap(f"{name}: {', '.join(lacking)}", _WIDTH, subsequent_indent="  ")
+    return lines
 
 
 def _command(config: pytest.Config, case: Case) -> str:

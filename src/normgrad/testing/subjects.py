@@ -7,7 +7,7 @@ import random
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,19 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from ..operators.by_name import FUNCTIONS
+from ..operators.by_name import FUNCTIONS, parameters_of
 from .cases import OWNED, Case, Topic
 from .framework_tensors import (
     Counterpart,
     NotOfferedError,
     first_line,
-    outputs,
     to_array,
     to_dlpack,
     to_torch,
 )
 from .memory_checks import Watched, guarded, leak_of, reverse
-from .outcomes import UNREADABLE, Fault, Judged, Outcome, convention, wrong
+from .outcomes import UNREADABLE, Fault, Outcome, convention, wrong
 from .tensors import Array, Call
 
 #: Numbers of threads that must give the same bits; None stands for all threads.
@@ -77,7 +76,7 @@ class Implementation(ABC):
     declared: Sequence[Any] = ()
 
     @cached_property
-    def plain(self) -> dict[str, Judged | None]:
+    def plain(self) -> dict[str, Any]:
         """The verdicts on the plain calls that have been run, by their kind."""
         return {}
 
@@ -96,6 +95,10 @@ class Implementation(ABC):
     def bare(self, call: Any) -> Callable[[], object]:
         """A function that makes a call without any checks, whose own memory would show."""
         return lambda: self.once(call)
+
+    def lacking(self) -> dict[str, list[str]]:
+        """The parameters that its functions lack, where that can be told."""
+        return {}
 
     def repeats(self) -> Iterator[str]:
         """Set up each further call that must give the same bits, and yield words for it."""
@@ -287,6 +290,17 @@ class Subject(Implementation):
             "tensors": f"{self.framework}, {self.device}",
         }
 
+    def lacking(self) -> dict[str, list[str]]:
+        """normgrad's parameters by keyword that functions lack, by the functions' names."""
+        found = {}
+        for name, function in self.functions.items():
+            ours = parameters_of(name).values() if name in FUNCTIONS else ()
+            names = _names(function)
+            if names is not None:
+                keywords = [e.name for e in ours if e.kind is e.KEYWORD_ONLY]
+                found[name] = [each for each in keywords if each not in names]
+        return {name: each for name, each in found.items() if each}
+
     def repeats(self) -> Iterator[str]:
         """Two calls with each of ``THREADS``, if the implementation can set their number."""
         try:
@@ -334,16 +348,27 @@ class Subject(Implementation):
         return Outcome(results, faults=tuple(arguments.faults(results)))
 
 
-def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise a NotOfferedError unless the function has a parameter for each option."""
+def outputs(call: Call, result: Any) -> dict[str, Array]:
+    """A result's arrays by name; it is a tuple in normgrad's order, or the only output."""
+    values = (result,) if call.operator.out_is_tensor else tuple(result)
+    pairs = zip(call.results, values, strict=False)
+    return {name: to_array(value) for name, value in pairs if value is not None}
+
+
+def _names(function: Callable[..., Any]) -> Container[str] | None:
+    """The names of a function's parameters; None if it takes any, or does not say."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a function in C without a signature
-        return
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return
+        return None
+    return None if any(e.kind is e.VAR_KEYWORD for e in parameters.values()) else parameters
+
+
+def _check_accepts(function: Callable[..., Any], options: Iterable[str]) -> None:
+    """Raise a NotOfferedError unless the function has a parameter for each option."""
+    names = _names(function)
     for name in options:
-        if name not in parameters:
+        if names is not None and name not in names:
             raise NotOfferedError(f"{NO_PARAMETER} {name}")
 
 

@@ -90,11 +90,12 @@ class Call:
     out: Any = None
 
     def __repr__(self) -> str:
-        tensors = {
-            name: None if value is None else f"{value.dtype}{value.shape}{value.strides}"
-            for name, value in self.tensors.items()
-        }
-        return f"{self.name}({tensors}, {self.options})"
+        """The call as it is written, with a tensor's dtype, shape and strides in its place."""
+        positional = [name for name in self.signature if name in (self.tensors | self.options)]
+        values = {**self.tensors, **self.options}
+        arguments = [_described(values.pop(name)) for name in positional]
+        arguments += [f"{name}={_described(value)}" for name, value in values.items()]
+        return f"{self.name}({', '.join(arguments)})"
 
     @property
     def operator(self) -> Operator:
@@ -189,6 +190,13 @@ class Call:
         import normgrad
 
         return getattr(normgrad, self.name)(**self.tensors, **self.options, **more)
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    strides = "" if value.flags.c_contiguous else f" of strides {value.strides}"
+    return f"{value.dtype}{value.shape}{strides}"
 
 
 #: The kinds of calls: the operator, the tensors that are left out, and options other than those for

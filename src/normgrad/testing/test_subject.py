@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from .cases import Case
+from .loading import run
 from .outcomes import Level
 from .plugin import cases_on, subjects_of
-from .suites import run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import common
@@ -32,10 +33,11 @@ X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
 
 
-def assembly(pattern: str, operation: str, code: int) -> str:
-    """A kernel's machine code, which is compiled anew."""
-    module = compiler.module_of(units.kernel(pattern, operation, code))
-    return str(compiler.machine().emit_assembly(module))
+@cache
+def compiled(pattern: str, operation: str, dtype: str) -> tuple[str, str]:
+    """LLVM's code of a kernel that is compiled anew, and its machine code, as texts."""
+    module = compiler.module_of(units.kernel(pattern, operation, CODES[dtype]))
+    return str(module), str(compiler.machine().emit_assembly(module))
 
 
 #: Whose machine code is read where not all tests run: each dtype's, of one pattern.
@@ -52,8 +54,7 @@ HOT = {("rows", "float32"), ("rows", "float64"), ("columns", "float16"), ("colum
 )
 def test_hot_loops_are_vectorised(pattern, dtype):
     """Vectorisation is lost silently: look for the packed instructions of sums and of dx."""
-    sums = assembly(pattern, "sums", CODES[dtype])
-    dx = assembly(pattern, "apply", CODES[dtype])
+    (_, sums), (_, dx) = (compiled(pattern, each, dtype) for each in ("sums", "apply"))
     kind = "pd" if dtype == "float64" else "ps"
     for code in (sums, dx):
         packed = re.findall(rf"\bv?(?:fn?m(?:add|sub)\d*|mul|sub|add){kind}\s.*[xyz]mm", code)
@@ -81,7 +82,7 @@ def test_hot_loops_are_vectorised(pattern, dtype):
 @pytest.mark.parametrize(("pattern", "dtype"), sorted(HOT))
 def test_llvm_does_not_choose_what_is_fused(pattern, dtype, operation):
     """It would choose by a processor's costs, and dx would be rounded more often on some."""
-    code = str(compiler.module_of(units.kernel(pattern, operation, CODES[dtype])))
+    code, _ = compiled(pattern, operation, dtype)
     assert "llvm.fmuladd" in code
     assert not re.search(r"\b(contract|fast)\b", code)
 
@@ -250,7 +251,7 @@ def test_calls_after_fork_where_others_started_the_threads():
 
 def test_the_gil_is_released():
     """Python goes on while a kernel runs."""
-    case = make("train", (64, 32, 128, 128))
+    case = make("train", (16, 32, 128, 128))
     out = case.call()
     ticks = []
     done = threading.Event()

@@ -100,8 +100,18 @@ def test_every_launch_has_its_size_its_stream_and_all_arguments(in_process, kind
     assert planned(found["launches"]) == expected(made, calls)
 
 
+#: Kinds that have every kernel between them.
+EVERY_KERNEL = {"train_without_statistics", "elemt", "group_norm", "gather"}
+
+
 @pytest.mark.every_case
-@pytest.mark.parametrize("kind", [*GRADIENTS, *FORWARD])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in EVERY_KERNEL else pytest.mark.full)
+        for kind in (*GRADIENTS, *FORWARD)
+    ],
+)
 def test_programs_of_other_ranks_have_kernels_of_their_own(in_process, kind):
     """A kernel reads its arguments by their places, which depend on all ranks."""
     programs = [

@@ -16,6 +16,8 @@ import pytest
 from normgrad.dialects.c import build
 from normgrad.dialects.c.declarations import DIALECTS
 
+#: The environment variables that say where kernels are kept: programs compile none of their own.
+_CACHE = ("HOME", "XDG_CACHE_HOME", "NORMGRAD_CACHE_DIR")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 #: The compiler and language standard of the examples, by suffix.
 LANGUAGES = {".c": ("gcc", "-std=c11"), ".cpp": ("g++", "-std=c++17")}
@@ -91,10 +93,11 @@ def copied(libraries, monkeypatch):
 
 
 def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.CompletedProcess[str]:
-    """Run a program with no other environment than ``env``, and without a line on compiling."""
+    """Run a program in a bare environment and ``env``, without a line on compiling."""
+    cache = {name: os.environ[name] for name in _CACHE if name in os.environ}
     return subprocess.run(
         [str(word) for word in command],
-        env={"NORMGRAD_QUIET": "1", **(env or {})},
+        env={"NORMGRAD_QUIET": "1", **cache, **(env or {})},
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -238,6 +238,8 @@ def test_bound_methods_outlive_a_conversion_back():
 
 
 def test_layers_that_are_compiled_in_place_stay_compiled():
+    # What earlier tests compiled of the same code, or Dynamo gave up to compile, it remembers.
+    torch._dynamo.reset()
     graphs = []
 
     def backend(graph, _):

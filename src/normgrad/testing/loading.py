@@ -1,4 +1,4 @@
-"""The test suites, by name, and the loader of implementations to test with them."""
+"""The loader of implementations, the suites for them by name, and what runs a case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import normgrad
 
@@ -23,24 +23,19 @@ from ..tensors import devices
 from . import aclnn_libraries, infiniop_libraries, modules, own
 from .c_functions import Functions
 from .cases import Case, Topic
+from .judging import Judged, judge
 from .libraries import Library
 from .operator_suite import cases
-from .outcomes import Judged, judge, wrong
+from .outcomes import wrong
 from .subjects import NO_PARAMETER, Implementation, Subject, SubjectError
 
-
-class Suite(NamedTuple):
-    """A suite: its cases, or a quick run's part, for an implementation with these facts."""
-
-    cases: Callable[[bool, Mapping[str, str]], tuple[Any, ...]]
-
-
-#: The suites, by :attr:`.subjects.Implementation.suite`.
-SUITES: Mapping[str, Suite] = {
-    "operators": Suite(lambda quick, facts: cases(quick)),
-    "infiniop": Suite(infiniop_libraries.cases),
-    "aclnn": Suite(aclnn_libraries.cases),
-    "modules": Suite(modules.cases),
+#: The suites, by :attr:`.subjects.Implementation.suite`: functions that return a suite's cases, or
+#: a quick run's part of them, for an implementation with these facts.
+SUITES: Mapping[str, Callable[[bool, Mapping[str, str]], tuple[Any, ...]]] = {
+    "operators": lambda quick, facts: cases(quick),
+    "infiniop": infiniop_libraries.cases,
+    "aclnn": aclnn_libraries.cases,
+    "modules": modules.cases,
 }
 
 #: The dialects that a shared library may speak.
@@ -55,7 +50,7 @@ _LIBRARY = re.compile(r".*\.so(\.\d+)*")
 
 def cases_of(subject: Implementation, quick: bool = False) -> tuple[Case, ...]:
     """The cases of an implementation's suite, or a quick run's part of them."""
-    return (*SUITES[subject.suite].cases(quick, subject.facts), *own.cases(subject.declared, quick))
+    return (*SUITES[subject.suite](quick, subject.facts), *own.cases(subject.declared, quick))
 
 
 def run(case: Case, operators: Any) -> Judged:
@@ -80,7 +75,8 @@ def _plain(subject: Implementation, kind: str) -> Judged | None:
         plain = (e for e in cases_of(subject, True) if (e.topic, e.kind) == (Topic.PLAIN, kind))
         found = (judge(each, subject.run(each), subject.strict) for each in plain)
         subject.plain[kind] = next(found, None)
-    return subject.plain[kind]
+    judged: Judged | None = subject.plain[kind]
+    return judged
 
 
 def specs_of(spec: str) -> list[str]:
