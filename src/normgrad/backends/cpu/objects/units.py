@@ -18,9 +18,8 @@ from ..schedule.steps import EXACT, Step
 DRIVER = "driver"
 #: The walk of a task through the tensors; and the walk with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
-#: The function of each OpenMP thread; and those that start worker threads on a step, and that each
-#: of them runs.
-OPENMP, START, SERVE = "threads of OpenMP", "start of worker threads", "worker thread"
+#: The function of each OpenMP thread; and those with which Python shares steps among its threads.
+OPENMP, PREPARE, TAKE = "threads of OpenMP", "prepare", "take"
 
 _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
 _SINGLE, _DOUBLE = dtypes.float32.code, dtypes.float64.code
@@ -37,8 +36,8 @@ def arithmetic(name: str) -> str:
 FUNCTIONS = {
     DRIVER: "driver.drive",
     OPENMP: "driver.share",
-    START: "driver.start",
-    SERVE: "driver.serve",
+    PREPARE: "driver.prepare",
+    TAKE: "driver.take",
     TASKS: "tasks.run_tasks",
     TASKS_IN_TILES: "tasks.in_tiles",
     arithmetic("channels"): "arithmetic.arithmetic",
@@ -143,5 +142,5 @@ def needed(schedule: Schedule) -> list[str]:
     for step in schedule.steps:
         units += of_step(schedule, step).values()
     if any(step.fields()[B.THREADS] for step in schedule.steps):
-        units += [OPENMP, START, SERVE]
+        units += [OPENMP, PREPARE, TAKE]
     return units

@@ -168,24 +168,21 @@ J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS, J_PIECES, J_SCRATCH = _job.each(7)
 JOB_FIELDS = _job.end
 
 _team = _Fields()
-# A team of threads: the address of the function that tells the time, or 0; the time, in
+# A team of OpenMP's threads: the address of the function that tells the time, or 0; the time, in
 # milliseconds, until which the calling thread works alone because others had to wait for a core;
-# the address of the function that runs a step on all threads, which is OpenMP's GOMP_parallel or
-# has its arguments; for OpenMP also its functions that tell a thread's number and their count, and
-# the function that each thread calls; for worker threads their pool. Then the block and the step.
+# the addresses of OpenMP's functions that run a function on all threads, and that tell a thread's
+# number and their count; and of the function that each thread calls. Then the block and the step.
 CLOCK, ALONE_UNTIL = _team.each(2)
-PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE, POOL = _team.each(5)
+PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team.each(4)
 TEAM_BLOCK, TEAM_STEP = _team.each(2)
 TEAM_FIELDS = _team.end
 
-_pool = _Fields()
-# The pool of worker threads: the addresses of the C library's functions that wait for a semaphore
-# and post it; whether a call has the pool; the team's table and the number of threads of that call.
-# Then the semaphores, each in a cache line of its own: DONE, which workers post, and one for each
-# worker, from that of thread 1 on, which it waits for.
-SEM_WAIT, SEM_POST, IS_TAKEN, POOL_TEAM, POOL_THREADS = _pool.each(5)
-SEMAPHORE_WORDS = 8
-DONE = SEMAPHORE_WORDS
+_shared = _Fields()
+# A step that Python's threads share: how many tasks threads have taken and done; the addresses of
+# the block and the step; the step's tasks, and how many a thread takes at a time; the address of
+# the C library's sched_yield.
+TAKEN, DONE, SHARED_BLOCK, SHARED_STEP, SHARED_TASKS, AT_A_TIME, YIELD = _shared.each(7)
+SHARED_FIELDS = _shared.end
 
 # The kinds of arithmetic, in their order; a plan's path names them.
 DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32
