@@ -110,14 +110,14 @@ def test_units_have_symbols_of_their_own():
 
 def test_a_unit_is_compiled_once(empty, compiled):
     for _ in range(2):
-        assert store.addresses([UNIT, units.TASKS]) == {
+        assert store.addresses([UNIT, units.RUN_TASKS]) == {
             UNIT: UNIT.encode(),
-            units.TASKS: units.TASKS.encode(),
+            units.RUN_TASKS: units.RUN_TASKS.encode(),
         }
-    assert compiled == [UNIT, units.TASKS]
+    assert compiled == [UNIT, units.RUN_TASKS]
     store._loaded.clear()
-    assert store.addresses([units.TASKS, UNIT])[UNIT] == UNIT.encode()
-    assert compiled == [UNIT, units.TASKS]
+    assert store.addresses([units.RUN_TASKS, UNIT])[UNIT] == UNIT.encode()
+    assert compiled == [UNIT, units.RUN_TASKS]
     (folder,) = empty.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         "normgrad_tasks.o",
@@ -164,7 +164,7 @@ def test_nothing_is_written_to_somebody_else_s_folder(empty, compiled):
     os.chown(folder, 12345, -1)
     store._loaded.clear()
     with pytest.warns(RuntimeWarning, match="belongs to another user") as caught:
-        store.addresses([UNIT, units.TASKS])
+        store.addresses([UNIT, units.RUN_TASKS])
     assert len(caught) == 1
     assert len([*folder.iterdir()]) == 1
 
@@ -244,7 +244,7 @@ def test_old_kernels_are_removed(empty, compiled, kept):
         (folder / "normgrad_driver.o").write_bytes(b"old")
         os.utime(folder, (index, index))
     store.addresses([UNIT])
-    store.addresses([units.TASKS])
+    store.addresses([units.RUN_TASKS])
     (empty / "cuda").mkdir()
     names = {path.name for path in cache.kernels()}
     last = {f"{index:016}" for index in range(kept)[-(store._FOLDERS - 1) :]}
@@ -344,11 +344,11 @@ def test_what_the_package_brings_is_not_compiled(package, compiled):
     assert package() is None
     brought()
     assert package() == LEVEL
-    assert store.addresses([UNIT, units.TASKS]) == {
+    assert store.addresses([UNIT, units.RUN_TASKS]) == {
         UNIT: b"brought",
-        units.TASKS: units.TASKS.encode(),
+        units.RUN_TASKS: units.RUN_TASKS.encode(),
     }
-    assert compiled == [units.TASKS]
+    assert compiled == [units.RUN_TASKS]
 
 
 @pytest.mark.parametrize("variable", target.VARIABLES)
@@ -381,10 +381,10 @@ def test_a_damaged_file_of_the_package_is_not_used(package, compiled, content):
 
 def test_a_file_of_the_package_under_another_s_name_is_not_used(package, compiled):
     file = brought()
-    shutil.copy(file, file.with_name(store.file_of(units.TASKS)))
+    shutil.copy(file, file.with_name(store.file_of(units.RUN_TASKS)))
     assert package() == LEVEL
-    assert store.addresses([UNIT, units.TASKS])[UNIT] == b"brought"
-    assert compiled == [units.TASKS]
+    assert store.addresses([UNIT, units.RUN_TASKS])[UNIT] == b"brought"
+    assert compiled == [units.RUN_TASKS]
 
 
 def test_a_level_needs_all_its_features(package, monkeypatch):

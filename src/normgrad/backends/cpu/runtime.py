@@ -21,9 +21,9 @@ from .schedule.schedules import Schedule
 from .teams import ALONE, Team
 
 _Int = ctypes.c_int64
-#: The types of ``driver.drive`` and ``driver.prepare``; the GIL is released while they run.
+#: The types of ``driver.drive`` and ``driver.begin``; the GIL is released while they run.
 _Drive = ctypes.CFUNCTYPE(None, _Int, _Int, _Int, ctypes.c_char_p)
-_Prepare = ctypes.CFUNCTYPE(None, _Int, _Int, ctypes.c_char_p, ctypes.c_void_p)
+_Begin = ctypes.CFUNCTYPE(None, _Int, _Int, ctypes.c_char_p, ctypes.c_void_p)
 _Block = ctypes.c_int64 * B.BLOCK_FIELDS
 _places = struct.Struct(f"{PLACES}Q").pack
 
@@ -71,8 +71,8 @@ class Runner:
         return partial(_Drive(self.words.driver), self._memory[0].ctypes.data)
 
     @cached_property
-    def _prepare(self) -> Callable[..., None]:
-        return _Prepare(store.addresses([units.PREPARE])[units.PREPARE])
+    def _begin(self) -> Callable[..., None]:
+        return _Begin(store.addresses([units.BEGIN])[units.BEGIN])
 
     def native(self, addresses: Sequence[int]) -> NativeSchedule:
         """The schedule for code that runs it without Python; it is the same for all addresses."""
@@ -95,9 +95,9 @@ class Runner:
         table, _, steps = self._memory
         block, words = _Block(), self.words.steps
         threads = min(threads, self.words.block[B.MOST_THREADS])
-        self._prepare(table.ctypes.data, threads, places, block)
+        self._begin(table.ctypes.data, threads, places, block)
         first = steps.ctypes.data
         for start in range(0, len(words), B.STEP_FIELDS):
             count = threads if words[start + B.THREADS] else 1
             at = first + 8 * start
-            teams.share(ctypes.addressof(block), at, words[start + B.TASKS], count)
+            teams.run_step(ctypes.addressof(block), at, words[start + B.TASKS], count)

@@ -160,7 +160,7 @@ def _start_workers(count: int) -> int:
         return _state.workers.start(count)
 
 
-def share(block: int, step: int, tasks: int, count: int) -> None:
+def run_step(block: int, step: int, tasks: int, count: int) -> None:
     """Run a step's tasks on this thread and on Python's threads that were started."""
     assert _state.workers is not None
     _state.workers.run(block, step, tasks, count)

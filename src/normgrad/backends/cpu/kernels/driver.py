@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..schedule import block as B
 from ..vector.helpers import helper
 from ..vector.intrinsics import (
-    add,
     address_of,
     call,
+    fetch_add,
     get,
     int_buffer,
     integers_at,
@@ -48,14 +48,14 @@ def take(shared, number):
     """
     block, step = word(shared, B.SHARED_BLOCK), word(shared, B.SHARED_STEP)
     tasks, size = word(shared, B.SHARED_TASKS), word(shared, B.AT_A_TIME)
-    first = add(shared + 8 * B.TAKEN, size)
+    first = fetch_add(shared + 8 * B.TAKEN, size)
     while first < tasks:
         last = smaller(first + size, tasks)
         call(word(step, B.RUN_TASKS), (block, step, number, first, last))
-        add(shared + 8 * B.DONE, last - first)
-        first = add(shared + 8 * B.TAKEN, size)
+        fetch_add(shared + 8 * B.DONE, last - first)
+        first = fetch_add(shared + 8 * B.TAKEN, size)
     if number == 0:
-        while add(shared + 8 * B.DONE, 0) < tasks:
+        while fetch_add(shared + 8 * B.DONE, 0) < tasks:
             call(word(shared, B.YIELD), ())
 
 
@@ -99,7 +99,7 @@ def fill_block(table, threads, places, block):
         put(block, B.STREAM, 0)
 
 
-def prepare(table, threads, places, block):
+def begin(table, threads, places, block):
     """Fill the block of a call whose steps Python calls one by one."""
     fill_block(table, threads, places, block)
 

@@ -129,7 +129,7 @@ def word(emit: Emitter, address: Any, index: Any) -> Any:
 
 
 @instruction(lambda address, value: types.int64(types.int64, types.int64))
-def add(emit: Emitter, address: Any, value: Any) -> Any:
+def fetch_add(emit: Emitter, address: Any, value: Any) -> Any:
     """Add to a word at an address and return what it was, at once for all threads."""
     words = emit.builder.inttoptr(address, I64.as_pointer())
     return emit.builder.atomic_rmw("add", words, value, "seq_cst")
