@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -528,7 +527,6 @@ def test_a_program_that_does_not_answer_is_not_asked_again(empty, monkeypatch, t
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
-    processes._end_all()
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(processes, "_PATIENCE", 0.1)
     monkeypatch.setattr(processes, "_is_python", True)
@@ -581,16 +579,12 @@ def test_processes_take_nothing_from_the_current_folder_or_from_what_is_printed(
     assert done.stdout.splitlines()[-1] == found
 
 
-def test_processes_that_wait_end_by_themselves(monkeypatch):
+def test_processes_end_when_all_is_compiled(monkeypatch):
     """They leave no zombies, which would be this process's until its end."""
-    monkeypatch.setattr(processes, "_IDLE", 0.1)
+    started, make = [], processes._Process
+    monkeypatch.setattr(processes, "_Process", lambda: started.append(make()) or started[-1])
     assert list(processes.compiled([UNIT], 1, lambda: None))
-    (process,) = processes._idle[-1:]
-    deadline = time.monotonic() + 60
-    while process.process.returncode is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert process.process.returncode is not None
-    assert processes._idle == []
+    assert [process.process.returncode is not None for process in started] == [True]
 
 
 def test_an_object_s_parts_lie_together(tmp_path):
@@ -634,7 +628,6 @@ ARITHMETIC = "arithmetic: weights"
 @pytest.fixture(scope="module")
 def right():
     """A unit's object file, compiled without settings, and first: names in it are numbered."""
-    processes._end_all()
     return dict(processes.compiled([ARITHMETIC], 1, lambda: None))[ARITHMETIC]
 
 
@@ -649,9 +642,7 @@ def test_no_setting_of_numba_s_has_a_say_in_kernels(monkeypatch, tmp_path, right
     else:
         for name, value in {**SETTINGS, "NUMBA_DISABLE_JIT": "1"}.items():
             monkeypatch.setenv(name, value)
-    processes._end_all()  # those that wait were started without settings
     found = dict(processes.compiled([ARITHMETIC], 1, lambda: None))
-    processes._end_all()
     assert found == {ARITHMETIC: right}
 
 
