@@ -16,8 +16,8 @@ from normgrad.support.machine import this_machine
 
 CORES = this_machine().cores
 
-#: How many threads a call of some size really uses, after each of some statements, told by what
-#: makes its team.
+#: How many threads a call of some size really uses, after each of some statements, told by its
+#: team.
 USED = """
 import sys
 first, *others = sys.argv[1:]
@@ -25,17 +25,18 @@ import numpy as np, normgrad as ng
 from normgrad.backends.cpu import teams
 exec(first)
 used = []
-team = teams.team
-def watched(functions, count, *pool):
-    used.append(count)
-    return team(functions, count, *pool)
-teams.team = watched
+ready = teams.ready
+def watched(for_workers):
+    team = ready(for_workers)
+    used.append(team.size)
+    return team
+teams.ready = watched
 x = np.ones((16, 8, 64, 64), np.float32)
 for statement in ("", *others):
     exec(statement)
     used.clear()
     ng.batch_norm_backward(x, x, training=True)
-    print(ng.get_num_threads(), *(used or [1]))
+    print(ng.get_num_threads(), *used)
 """
 
 

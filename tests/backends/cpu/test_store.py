@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -110,14 +109,14 @@ def test_units_have_symbols_of_their_own():
 
 def test_a_unit_is_compiled_once(empty, compiled):
     for _ in range(2):
-        assert store.addresses([UNIT, units.TASKS]) == {
+        assert store.addresses([UNIT, units.RUN_TASKS]) == {
             UNIT: UNIT.encode(),
-            units.TASKS: units.TASKS.encode(),
+            units.RUN_TASKS: units.RUN_TASKS.encode(),
         }
-    assert compiled == [UNIT, units.TASKS]
+    assert compiled == [UNIT, units.RUN_TASKS]
     store._loaded.clear()
-    assert store.addresses([units.TASKS, UNIT])[UNIT] == UNIT.encode()
-    assert compiled == [UNIT, units.TASKS]
+    assert store.addresses([units.RUN_TASKS, UNIT])[UNIT] == UNIT.encode()
+    assert compiled == [UNIT, units.RUN_TASKS]
     (folder,) = empty.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         "normgrad_tasks.o",
@@ -164,7 +163,7 @@ def test_nothing_is_written_to_somebody_else_s_folder(empty, compiled):
     os.chown(folder, 12345, -1)
     store._loaded.clear()
     with pytest.warns(RuntimeWarning, match="belongs to another user") as caught:
-        store.addresses([UNIT, units.TASKS])
+        store.addresses([UNIT, units.RUN_TASKS])
     assert len(caught) == 1
     assert len([*folder.iterdir()]) == 1
 
@@ -244,7 +243,7 @@ def test_old_kernels_are_removed(empty, compiled, kept):
         (folder / "normgrad_driver.o").write_bytes(b"old")
         os.utime(folder, (index, index))
     store.addresses([UNIT])
-    store.addresses([units.TASKS])
+    store.addresses([units.RUN_TASKS])
     (empty / "cuda").mkdir()
     names = {path.name for path in cache.kernels()}
     last = {f"{index:016}" for index in range(kept)[-(store._FOLDERS - 1) :]}
@@ -344,11 +343,11 @@ def test_what_the_package_brings_is_not_compiled(package, compiled):
     assert package() is None
     brought()
     assert package() == LEVEL
-    assert store.addresses([UNIT, units.TASKS]) == {
+    assert store.addresses([UNIT, units.RUN_TASKS]) == {
         UNIT: b"brought",
-        units.TASKS: units.TASKS.encode(),
+        units.RUN_TASKS: units.RUN_TASKS.encode(),
     }
-    assert compiled == [units.TASKS]
+    assert compiled == [units.RUN_TASKS]
 
 
 @pytest.mark.parametrize("variable", target.VARIABLES)
@@ -381,10 +380,10 @@ def test_a_damaged_file_of_the_package_is_not_used(package, compiled, content):
 
 def test_a_file_of_the_package_under_another_s_name_is_not_used(package, compiled):
     file = brought()
-    shutil.copy(file, file.with_name(store.file_of(units.TASKS)))
+    shutil.copy(file, file.with_name(store.file_of(units.RUN_TASKS)))
     assert package() == LEVEL
-    assert store.addresses([UNIT, units.TASKS])[UNIT] == b"brought"
-    assert compiled == [units.TASKS]
+    assert store.addresses([UNIT, units.RUN_TASKS])[UNIT] == b"brought"
+    assert compiled == [units.RUN_TASKS]
 
 
 def test_a_level_needs_all_its_features(package, monkeypatch):
@@ -528,7 +527,6 @@ def test_a_program_that_does_not_answer_is_not_asked_again(empty, monkeypatch, t
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
-    processes._end_all()
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(processes, "_PATIENCE", 0.1)
     monkeypatch.setattr(processes, "_is_python", True)
@@ -581,16 +579,12 @@ def test_processes_take_nothing_from_the_current_folder_or_from_what_is_printed(
     assert done.stdout.splitlines()[-1] == found
 
 
-def test_processes_that_wait_end_by_themselves(monkeypatch):
+def test_processes_end_when_all_is_compiled(monkeypatch):
     """They leave no zombies, which would be this process's until its end."""
-    monkeypatch.setattr(processes, "_IDLE", 0.1)
+    started, make = [], processes._Process
+    monkeypatch.setattr(processes, "_Process", lambda: started.append(make()) or started[-1])
     assert list(processes.compiled([UNIT], 1, lambda: None))
-    (process,) = processes._idle[-1:]
-    deadline = time.monotonic() + 60
-    while process.process.returncode is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert process.process.returncode is not None
-    assert processes._idle == []
+    assert [process.process.returncode is not None for process in started] == [True]
 
 
 def test_an_object_s_parts_lie_together(tmp_path):
@@ -634,7 +628,6 @@ ARITHMETIC = "arithmetic: weights"
 @pytest.fixture(scope="module")
 def right():
     """A unit's object file, compiled without settings, and first: names in it are numbered."""
-    processes._end_all()
     return dict(processes.compiled([ARITHMETIC], 1, lambda: None))[ARITHMETIC]
 
 
@@ -649,9 +642,7 @@ def test_no_setting_of_numba_s_has_a_say_in_kernels(monkeypatch, tmp_path, right
     else:
         for name, value in {**SETTINGS, "NUMBA_DISABLE_JIT": "1"}.items():
             monkeypatch.setenv(name, value)
-    processes._end_all()  # those that wait were started without settings
     found = dict(processes.compiled([ARITHMETIC], 1, lambda: None))
-    processes._end_all()
     assert found == {ARITHMETIC: right}
 
 

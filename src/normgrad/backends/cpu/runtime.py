@@ -20,8 +20,11 @@ from .schedule.policy import SHARED_BY_WORKERS
 from .schedule.schedules import Schedule
 from .teams import ALONE, Team
 
-#: The type of the driver, ``drive.drive``; the GIL is released while it runs.
-_Drive = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
+_Int = ctypes.c_int64
+#: The types of ``driver.drive`` and ``driver.begin``; the GIL is released while they run.
+_Drive = ctypes.CFUNCTYPE(None, _Int, _Int, _Int, ctypes.c_char_p)
+_Begin = ctypes.CFUNCTYPE(None, _Int, _Int, ctypes.c_char_p, ctypes.c_void_p)
+_Block = ctypes.c_int64 * B.BLOCK_FIELDS
 _places = struct.Struct(f"{PLACES}Q").pack
 
 
@@ -67,6 +70,10 @@ class Runner:
     def _drive(self) -> Callable[..., None]:
         return partial(_Drive(self.words.driver), self._memory[0].ctypes.data)
 
+    @cached_property
+    def _begin(self) -> Callable[..., None]:
+        return _Begin(store.addresses([units.BEGIN])[units.BEGIN])
+
     def native(self, addresses: Sequence[int]) -> NativeSchedule:
         """The schedule for code that runs it without Python; it is the same for all addresses."""
         return self.words
@@ -77,4 +84,20 @@ class Runner:
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order."""
-        self._drive(*self.team(), _places(*addresses))
+        team, places = self.team(), _places(*addresses)
+        if team.size > 1 and not team.address:
+            self._run_steps(team.size, places)
+        else:
+            self._drive(*team, places)
+
+    def _run_steps(self, threads: int, places: bytes) -> None:
+        """Do as the driver, with Python's threads."""
+        table, _, steps = self._memory
+        block, words = _Block(), self.words.steps
+        threads = min(threads, self.words.block[B.MOST_THREADS])
+        self._begin(table.ctypes.data, threads, places, block)
+        first = steps.ctypes.data
+        for start in range(0, len(words), B.STEP_FIELDS):
+            count = threads if words[start + B.THREADS] else 1
+            at = first + 8 * start
+            teams.run_step(ctypes.addressof(block), at, words[start + B.TASKS], count)

@@ -1,8 +1,10 @@
-"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else workers.
+"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else Python's.
 
 PyTorch brings an OpenMP runtime of its own. After a parallel region its threads spin while they
 wait for work, on the cores that other threads need. So where PyTorch is loaded with GNU's runtime,
-tasks run on PyTorch's threads.
+tasks run on PyTorch's threads. Elsewhere Python calls the steps one by one, and wakes threads of
+its own for those whose tasks are shared. They take tasks from a counter, in compiled code without
+Python's lock, as the calling thread does, which waits for none that has not come yet.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import re
 import sys
 import threading
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...support import memory, threads
+from ...support import threads
 from .objects import store, units
 from .schedule import block as B
 
@@ -30,7 +33,8 @@ class Team(NamedTuple):
     """The threads that share the tasks of a step.
 
     Attributes:
-        address: the address of the table by which the driver starts them; 0 for none.
+        address: the address of the table by which the driver starts them; 0 for Python's, which
+            only Python can use, and for none.
         size: their number, with the calling thread.
     """
 
@@ -44,38 +48,29 @@ ALONE = Team(0, 1)
 #: The largest number of threads of a call.
 MOST = 256
 
+#: A step that threads share (see block.py).
+_Shared = ctypes.c_int64 * B.SHARED_FIELDS
+
 
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 class _Workers:
-    """A process's worker threads, which wait for tasks in compiled code, without Python's lock.
-
-    Raises:
-        OSError, AttributeError: the system has no unnamed semaphores.
-    """
+    """This process's threads for tasks, which wait in a queue of the standard library."""
 
     def __init__(self) -> None:
-        pool = memory.aligned(8 * B.SEMAPHORE_WORDS * (1 + MOST)).view(np.int64)
-        pool[:] = 0
-        # Workers wait in this memory until the process ends, when Python may free it first.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-        self.address: int = pool.ctypes.data
-        library: Any = ctypes.CDLL(None)
-        pool[B.SEM_WAIT], pool[B.SEM_POST] = _address(library.sem_wait), _address(library.sem_post)
-        for thread in range(MOST):
-            semaphore = self.address + 8 * (B.DONE + B.SEMAPHORE_WORDS * thread)
-            if library.sem_init(ctypes.c_void_p(semaphore), 0, 0):
-                raise OSError("the system has no unnamed semaphores")
-        self._serve = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(
-            store.addresses([units.SERVE])[units.SERVE]
+        #: Steps that are shared, each with the number of a thread that is wanted for it.
+        self._wanted: SimpleQueue[tuple[ctypes.Array[ctypes.c_int64], int]] = SimpleQueue()
+        self._take = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
+            store.addresses([units.TAKE])[units.TAKE]
         )
+        self._yield = _address(ctypes.CDLL(None).sched_yield)
         self._count = 1
         self._is_starting = False
 
     def start(self, count: int) -> int:
-        """Start workers for calls of so many threads; returns how many threads there are.
+        """Start threads for calls of so many; returns how many there are, with the calling one.
 
         A signal handler that computes meanwhile does with those that there are.
         """
@@ -83,15 +78,28 @@ class _Workers:
             self._is_starting = True
             try:
                 while self._count < count:
-                    work = partial(self._serve, self.address, self._count)
                     name = f"normgrad-{self._count}"
-                    threading.Thread(target=work, name=name, daemon=True).start()
+                    threading.Thread(target=self._serve, name=name, daemon=True).start()
                     self._count += 1
             except RuntimeError:  # as many as memory and the system's limits allow
                 pass
             finally:
                 self._is_starting = False
         return min(count, self._count)
+
+    def _serve(self) -> None:
+        while True:
+            self._take(*self._wanted.get())
+
+    def run(self, block: int, step: int, tasks: int, count: int) -> None:
+        """Share a step's tasks among this thread and others, as far as these come in time."""
+        shared = _Shared(0, 0, block, step, tasks, max(1, tasks // (8 * count)), self._yield)
+        try:
+            # Threads that are wanted already are busy, and would come too late.
+            for number in range(1, min(count, tasks) - self._wanted.qsize()):
+                self._wanted.put((shared, number))
+        finally:  # an interrupt has to wait, since others use the call's memory
+            self._take(shared, 0)
 
 
 class _State:
@@ -120,14 +128,12 @@ _tables: list[npt.NDArray[np.int64]] = []
 
 
 @cache
-def team(functions: tuple[int, ...] | None, count: int, pool: int = 0) -> Team:
-    """The team of so many threads: OpenMP's, by the addresses of its functions, or of a pool."""
-    unit = units.START if functions is None else units.OPENMP
-    address = store.addresses([unit])[unit]
-    rest = [address, 0, 0, 0, pool] if functions is None else [*functions, address, 0]
+def team(functions: tuple[int, ...], count: int) -> Team:
+    """The team of so many of OpenMP's threads, by the addresses of its functions."""
     # driver.py knows the clocks of Linux alone.
     clock = _address(ctypes.CDLL(None).clock_gettime) if sys.platform.startswith("linux") else 0
-    table = np.array([clock, 0, *rest], np.int64)
+    share = store.addresses([units.OPENMP])[units.OPENMP]
+    table = np.array([clock, 0, *functions, share, 0, 0], np.int64)
     _tables.append(table)
     return Team(table.ctypes.data, count)
 
@@ -144,20 +150,20 @@ def ready(for_workers: bool) -> Team:
         return ALONE
     functions = of_torch()
     if functions is None:
-        return _of_workers(count) if for_workers else ALONE
+        return Team(0, _start_workers(count)) if for_workers else ALONE
     return team(functions, count) if _start_openmp(functions, count) else ALONE
 
 
-def _of_workers(count: int) -> Team:
-    """The team of this thread and worker threads, as far as these can be started."""
+def _start_workers(count: int) -> int:
     with _state.starting:
-        try:
-            workers = _state.workers = _state.workers or _Workers()
-        except (OSError, AttributeError):
-            _state.usable = False
-            return ALONE
-        count = workers.start(count)
-    return ALONE if count == 1 else team(None, count, workers.address)
+        _state.workers = _state.workers or _Workers()
+        return _state.workers.start(count)
+
+
+def run_step(block: int, step: int, tasks: int, count: int) -> None:
+    """Run a step's tasks on this thread and on Python's threads that were started."""
+    assert _state.workers is not None
+    _state.workers.run(block, step, tasks, count)
 
 
 def _start_openmp(functions: tuple[int, ...], count: int) -> bool:

@@ -349,10 +349,13 @@ def _write_plan(
     alignment, driver, team, counts = 1, 0, (0, 1), (0, 0, 0)
     places: list[int] = []
     tail: list[int] = []
+    if plan is not None and schedule is not None and schedule.parallel:
+        team = plan.team()
+        if team[1] > 1 and not team[0]:  # Python's threads
+            schedule = None
     if plan is not None and schedule is not None:
-        block, steps, step_count, driver, parallel, _ = schedule
+        block, steps, step_count, driver, _, _ = schedule
         alignment, is_native = plan.alignment, 1
-        team = plan.team() if parallel else team
         counts = step_count, len(block), len(steps)
         places += plan.in_slots((*order, _WORKSPACE, _NO_PLACE))
         tail = [*block, *steps]

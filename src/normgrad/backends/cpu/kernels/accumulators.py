@@ -5,7 +5,7 @@ rows. A *batch* holds the totals of up to eight channels, whose lanes are added 
 sums* are in memory, one for each element of a row.
 
 *Moments* are Σ(x − mean) and Σ(x − mean)². In float64 they are added in lanes, which are in
-*pieces*, vectors that the processor adds in one go. Moments in float32 are about a pilot, a number
+*vectors* that the processor adds in one go. Moments in float32 are about a pilot, a number
 near the mean; ``move_moments`` moves them to another.
 """
 
@@ -41,7 +41,7 @@ from ..vector.lanes import (
     total_of,
     vector_at,
 )
-from ..vector.parts import first_of, load_part, masked, merge_part
+from ..vector.segments import first_of, load_segment, masked, merge_segment
 from .sums import add, add_array, sum_of
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -123,73 +123,73 @@ def gather_sums(columns, first, channels, run, repeat, tensor, sums):
     add_columns(columns[1], channels, run, repeat, sums[1], first)
 
 
-def _piece() -> int:
-    """The lanes of a piece: a vector of AVX-512, or of AVX2.
+def _width() -> int:
+    """The lanes of a vector of AVX-512, or of AVX2.
 
     A Zen 4 takes three cycles for four operations on a vector of AVX-512, two on its halves.
     """
     return 4 if halves_vectors() else 8
 
 
-def _pieces_type(count: int) -> Any:
-    return types.UniTuple(Lanes(types.float64, _piece()), count)
+def _vectors_type(count: int) -> Any:
+    return types.UniTuple(Lanes(types.float64, _width()), count)
 
 
-def _pieces(emit: Emitter, values: Any) -> Any:
-    return emit.context.make_tuple(emit.builder, _pieces_type(len(values)), values)
+def _vectors(emit: Emitter, values: Any) -> Any:
+    return emit.context.make_tuple(emit.builder, _vectors_type(len(values)), values)
 
 
-@instruction(lambda lanes: _pieces_type(lanes.count // _piece())(lanes))
+@instruction(lambda lanes: _vectors_type(lanes.count // _width())(lanes))
 def split_lanes(emit: Emitter, lanes: Any) -> Any:
-    """Lanes of float64, in pieces."""
-    starts = range(0, lanes.type.count, _piece())
-    return _pieces(
-        emit, [shuffled(emit.builder, lanes, lanes, range(i, i + _piece())) for i in starts]
+    """Lanes of float64, in vectors."""
+    starts = range(0, lanes.type.count, _width())
+    return _vectors(
+        emit, [shuffled(emit.builder, lanes, lanes, range(i, i + _width())) for i in starts]
     )
 
 
-@instruction(lambda pieces: Lanes(types.float64, len(pieces) * _piece())(pieces))
-def join_pieces(emit: Emitter, pieces: Any) -> Any:
-    """Lanes of float64, out of pieces."""
-    return concatenated(emit.builder, cgutils.unpack_tuple(emit.builder, pieces))
+@instruction(lambda vectors: Lanes(types.float64, len(vectors) * _width())(vectors))
+def join_lanes(emit: Emitter, vectors: Any) -> Any:
+    """Lanes of float64, out of vectors."""
+    return concatenated(emit.builder, cgutils.unpack_tuple(emit.builder, vectors))
 
 
 @instruction(lambda pointer, index, mean: mean(pointer, types.intp, mean))
 def deviations(emit: Emitter, pointer: Any, index: Any, mean: Any) -> Any:
-    """x − mean of elements ``index`` and following of float32 or float64 data, in pieces."""
-    builder, pieces = emit.builder, []
+    """x − mean of elements ``index`` and following of float32 or float64 data, in vectors."""
+    builder, vectors = emit.builder, []
     element = F64 if emit.types[0].dtype == types.float64 else F32
     for i, about in enumerate(cgutils.unpack_tuple(builder, mean)):
-        place = builder.add(index, I64(i * _piece()))
-        at = vector_at(builder, pointer, place, ir.VectorType(element, _piece()))
+        place = builder.add(index, I64(i * _width()))
+        at = vector_at(builder, pointer, place, ir.VectorType(element, _width()))
         value = builder.load(at, align=1)
         if element is F32:
             value = builder.fpext(value, about.type)
-        pieces.append(builder.fsub(value, about))
-    return _pieces(emit, pieces)
+        vectors.append(builder.fsub(value, about))
+    return _vectors(emit, vectors)
 
 
 def _accumulate(emit: Emitter, moments: Any, d: list[ir.Value]) -> Any:
-    """Add d and d² to the first pieces of moments.
+    """Add d and d² to the first vectors of moments.
 
     d is added by a multiplication with 1, which a fence hides from LLVM: processors multiply and
     add elsewhere than they convert and subtract.
     """
-    builder, letters = emit.builder, f"v{_piece()}f64"
-    one = constants(F64, [1.0] * _piece())
+    builder, letters = emit.builder, f"v{_width()}f64"
+    one = constants(F64, [1.0] * _width())
     one = llvm_function(builder, f"llvm.arithmetic.fence.{letters}", one.type, [one])
     sums = [cgutils.unpack_tuple(builder, each) for each in cgutils.unpack_tuple(builder, moments)]
     for i, value in enumerate(d):
-        for pieces, factor in zip(sums, (one, value), strict=True):
-            arguments = [value, factor, pieces[i]]
-            pieces[i] = llvm_function(builder, f"llvm.fma.{letters}", value.type, arguments)
-    kind = types.UniTuple(_pieces_type(len(sums[0])), 2)
-    return emit.context.make_tuple(builder, kind, [_pieces(emit, pieces) for pieces in sums])
+        for vectors, factor in zip(sums, (one, value), strict=True):
+            arguments = [value, factor, vectors[i]]
+            vectors[i] = llvm_function(builder, f"llvm.fma.{letters}", value.type, arguments)
+    kind = types.UniTuple(_vectors_type(len(sums[0])), 2)
+    return emit.context.make_tuple(builder, kind, [_vectors(emit, vectors) for vectors in sums])
 
 
 @instruction(lambda d, moments: moments(d, moments))
 def add_deviations(emit: Emitter, d: Any, moments: Any) -> Any:
-    """Add d and d², in pieces, to moments."""
+    """Add d and d², in vectors, to moments."""
     return _accumulate(emit, moments, cgutils.unpack_tuple(emit.builder, d))
 
 
@@ -200,27 +200,27 @@ def add_deviations(emit: Emitter, d: Any, moments: Any) -> Any:
 )
 def add_eight(emit: Emitter, pointer: Any, index: Any, mean: Any, moments: Any, count: Any) -> Any:
     """Add eight elements of float32 data, or the first ``count`` of them, to moments."""
-    builder, kind, pieces = emit.builder, ir.VectorType(F32, EIGHT), []
+    builder, kind, vectors = emit.builder, ir.VectorType(F32, EIGHT), []
     mask = first_of(builder, count, range(EIGHT))
     arguments = [vector_at(builder, pointer, index, kind), I32(1), mask, ir.Constant(kind, None)]
     values = masked(builder, "load", kind, kind, arguments)
     about = cgutils.unpack_tuple(builder, mean)
-    for i, first in enumerate(range(0, EIGHT, _piece())):
-        lanes = range(first, first + _piece())
+    for i, first in enumerate(range(0, EIGHT, _width())):
+        lanes = range(first, first + _width())
         value = builder.fpext(shuffled(builder, values, values, lanes), about[i].type)
         d = builder.fsub(value, about[i])
         is_element = shuffled(builder, mask, mask, lanes)
-        pieces.append(builder.select(is_element, d, ir.Constant(d.type, None)))
-    return _accumulate(emit, moments, pieces)
+        vectors.append(builder.select(is_element, d, ir.Constant(d.type, None)))
+    return _accumulate(emit, moments, vectors)
 
 
-@instruction(lambda pointer, index, pieces: types.void(pointer, types.intp, pieces))
-def put_halves(emit: Emitter, pointer: Any, index: Any, pieces: Any) -> None:
+@instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
+def put_halves(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
     """Write the sums of the lower and the upper half of the lanes to scratch memory."""
-    builder, vectors = emit.builder, cgutils.unpack_tuple(emit.builder, pieces)
+    builder, vectors = emit.builder, cgutils.unpack_tuple(emit.builder, lanes)
     half = len(vectors) // 2
     for i in range(half):
-        at = vector_at(builder, pointer, builder.add(index, I64(i * _piece())), vectors[i].type)
+        at = vector_at(builder, pointer, builder.add(index, I64(i * _width())), vectors[i].type)
         builder.store(builder.fadd(vectors[i], vectors[half + i]), at, align=1)
 
 
@@ -232,17 +232,19 @@ def start_moments(x):
 
 
 @by_types
-def add_part(x, i, mean, moments, part):
-    """Add the moments of a part of a row about a mean, which is in pieces."""
+def add_segment(x, i, mean, moments, segment):
+    """Add the moments of a segment of a row about a mean, which is in vectors."""
 
-    def whole(x, i, mean, moments, part):
+    def whole(x, i, mean, moments, segment):
         return add_deviations(deviations(x, i, mean), moments)
 
-    def some(x, i, mean, moments, part):
-        d = double_lanes(load_part(x, i, part)) - join_pieces(mean)
-        return add_deviations(split_lanes(merge_part(x, d, splat_doubles(x, 0.0), part)), moments)
+    def some(x, i, mean, moments, segment):
+        d = double_lanes(load_segment(x, i, segment)) - join_lanes(mean)
+        return add_deviations(
+            split_lanes(merge_segment(x, d, splat_doubles(x, 0.0), segment)), moments
+        )
 
-    is_whole = not (isinstance(x.dtype, HalfStorage) or isinstance(part, types.Integer))
+    is_whole = not (isinstance(x.dtype, HalfStorage) or isinstance(segment, types.Integer))
     return whole if is_whole else some
 
 
@@ -250,7 +252,7 @@ def add_part(x, i, mean, moments, part):
 def add_end(x, i, mean, moments, count):
     """Add the moments of a row's last elements, about one mean in all lanes."""
     if x.dtype != types.float32:
-        return lambda x, i, mean, moments, count: add_part(x, i, mean, moments, count)
+        return lambda x, i, mean, moments, count: add_segment(x, i, mean, moments, count)
 
     def by_eights(x, i, mean, moments, count):
         for k in range(0, count, EIGHT):

@@ -32,12 +32,12 @@ from .channel_vectors import (
     fill,
     offset_along,
     read_elements,
-    read_row,
     read_statistics,
+    read_vector,
     spread,
     total_count,
     write_parameters,
-    write_row,
+    write_vector,
 )
 from .coefficients import shifted
 from .sums import add, add_copies, array, carry, clear, join_neighbours, sum_of
@@ -67,9 +67,9 @@ def prepare(block, s, base, c0, c1):
     read_statistics(block, B.MEAN, s, first, n, 0.0, mean[0])
     read_statistics(block, B.INVSTD, s, first, n, 1.0, invstd)
     if get(block, B.GIVEN_SUMS) != 0:
-        read_row(block, B.SUM_DY, as_int64(0), first, n, 0.0, array(block, B.W_SUM_DY, at))
+        read_vector(block, B.SUM_DY, as_int64(0), first, n, 0.0, array(block, B.W_SUM_DY, at))
         xmus = array(block, B.W_SUM_DY_XMU, at)
-        read_row(block, B.SUM_DY_XMU, as_int64(0), first, n, 0.0, xmus)
+        read_vector(block, B.SUM_DY_XMU, as_int64(0), first, n, 0.0, xmus)
     if get(block, B.INVSTD_IS_VARIANCE) != 0:
         eps = bits_to_double(get(block, B.EPS))
         for g in range(n):
@@ -126,11 +126,11 @@ def update(block, slot, out_slot, first, count, new, n, factor):
         return
     momentum = bits_to_double(get(block, B.MOMENTUM))
     old = double_buffer(STRIP)
-    read_row(block, slot, as_int64(0), first, count, 0.0, old)
+    read_vector(block, slot, as_int64(0), first, count, 0.0, old)
     for c in range(count):
         value = (1.0 - momentum) * get(old, c) + momentum * (get(new, c) * factor)
         put(new, c, get(old, c) if n == 0.0 else value)
-    write_row(block, out_slot, as_int64(0), first, count, new)
+    write_vector(block, out_slot, as_int64(0), first, count, new)
 
 
 @helper
@@ -139,8 +139,8 @@ def write_statistics(block, s, first, count, mean, invstd, variance, n):
 
     The variance for these is unbiased, over n − 1 elements; over one element it stays biased.
     """
-    write_row(block, B.OUT_MEAN, s, first, count, mean)
-    write_row(block, B.OUT_INVSTD, s, first, count, invstd)
+    write_vector(block, B.OUT_MEAN, s, first, count, mean)
+    write_vector(block, B.OUT_INVSTD, s, first, count, invstd)
     factor = n / (n - 1.0) if n > 1.0 else 1.0
     update(block, B.RUNNING_MEAN, B.OUT_RUNNING_MEAN, first, count, mean, n, 1.0)
     update(block, B.RUNNING_VAR, B.OUT_RUNNING_VAR, first, count, variance, n, factor)
@@ -222,7 +222,7 @@ def centre(block, base, c0, c1):
 
 
 @helper
-def parameters(block, s, base, c0, c1):
+def add_parameters(block, s, base, c0, c1):
     """Add a set's contribution to the parameter gradients of its bank, or start them with it."""
     not_inlined()
     per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
@@ -301,7 +301,7 @@ def gather(block, flags, s, base, c0, c1):
         for rank in range(ranks):
             mine = count_of(block, rank)
             if mine != 0.0:
-                read_row(block, B.MEAN, rank, first, count, 0.0, mean)
+                read_vector(block, B.MEAN, rank, first, count, 0.0, mean)
                 for c in range(count):
                     add(means, c, mine * get(mean, c))
             carry(means, GATHERED, RANK_LEVELS, rank + 1, count)
@@ -311,8 +311,8 @@ def gather(block, flags, s, base, c0, c1):
         for rank in range(ranks):
             mine = count_of(block, rank)
             if mine != 0.0:
-                read_row(block, B.MEAN, rank, first, count, 0.0, mean)
-                read_row(block, B.INVSTD, rank, first, count, 0.0, invstd)
+                read_vector(block, B.MEAN, rank, first, count, 0.0, mean)
+                read_vector(block, B.INVSTD, rank, first, count, 0.0, invstd)
                 for c in range(count):
                     r, d = get(invstd, c), get(mean, c) - get(means, c)
                     add(variances, c, mine * (1.0 / (r * r) + d * d))
@@ -326,11 +326,8 @@ def gather(block, flags, s, base, c0, c1):
         write_statistics(block, as_int64(0), first, count, means, invstds, variances, n)
 
 
-def arithmetic(block, flags, s, base, c0, c1):
-    """Do the kinds of arithmetic that the flags name, for channels c0 to c1 of a set.
-
-    ``base`` is the index of channel 0 in the workspace's arrays of channels.
-    """
+def channels(block, flags, s, base, c0, c1):
+    """Do the kinds of arithmetic that the flags name (see coefficients.py for the arguments)."""
     if flags & B.DO_PREPARE:
         prepare(block, s, base, c0, c1)
     if flags & B.DO_COMBINE:
@@ -340,6 +337,6 @@ def arithmetic(block, flags, s, base, c0, c1):
     if flags & B.DO_CENTRE:
         centre(block, base, c0, c1)
     if flags & B.DO_PARAMETERS:
-        parameters(block, s, base, c0, c1)
+        add_parameters(block, s, base, c0, c1)
     if flags & B.DO_OUTPUTS:
         outputs(block, base, c0, c1)

@@ -171,7 +171,7 @@ def read_statistics(block, slot, s, first, count, otherwise, row):
 
 
 @helper
-def read_row(block, slot, s, first, count, otherwise, row):
+def read_vector(block, slot, s, first, count, otherwise, row):
     """Read a per-channel input as ``read_statistics``, rounded to the arithmetic's type."""
     not_inlined()
     read_statistics(block, slot, s, first, count, otherwise, row)
@@ -182,7 +182,7 @@ def read_row(block, slot, s, first, count, otherwise, row):
 
 @helper
 def read_parameters(block, slot, first, count, otherwise, row):
-    """Read weight or bias, as ``read_row``.
+    """Read weight or bias, as ``read_vector``.
 
     Samples that are treated as one repeat them; those along rows may have outer axes.
     """
@@ -192,7 +192,7 @@ def read_parameters(block, slot, first, count, otherwise, row):
         s = (first + c) // every
         at = first + c - s * every
         n = smaller(count - c, every - at)
-        read_row(block, slot, s if outer else 0, at, n, otherwise, shift(row, c))
+        read_vector(block, slot, s if outer else 0, at, n, otherwise, shift(row, c))
         c += n
 
 
@@ -208,7 +208,7 @@ def write_every(target, stride, count, numbers):
 
 
 @helper
-def write_row(block, slot, s, first, count, numbers):
+def write_vector(block, slot, s, first, count, numbers):
     """Write numbers to a per-channel output from ``first`` on, if wanted."""
     not_inlined()
     address = get(block, slot)
@@ -229,14 +229,14 @@ def write_row(block, slot, s, first, count, numbers):
 def write_parameters(block, slot, first, count, numbers):
     """Write numbers to a vector of parameters, which may have outer axes."""
     if get(block, B.VECTORS_OUTER) == 0:
-        write_row(block, slot, as_int64(0), first, count, numbers)
+        write_vector(block, slot, as_int64(0), first, count, numbers)
         return
     every, c = get(block, B.RUN), 0
     while c < count:
         s = (first + c) // every
         at = first + c - s * every
         n = smaller(count - c, every - at)
-        write_row(block, slot, s, at, n, shift(numbers, c))
+        write_vector(block, slot, s, at, n, shift(numbers, c))
         c += n
 
 

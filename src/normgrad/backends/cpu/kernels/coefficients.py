@@ -15,6 +15,11 @@ exact sums it is within 4 roundoffs on any data. Where a product of the factors 
 too small, only the first form gives the right value, and is used: `scale` is o, and 1 otherwise.
 Group norm's T and P are sums of terms that hold γ and r. Where one of these is infinite, several
 terms are infinities of both signs, and the sum is NaN (γ − γ).
+
+Units of arithmetic, here and in arithmetic.py, take the parameter block; flags, where a unit does
+several kinds of work; the number ``s`` of a set; the index ``base`` of the set's channel 0 in the
+workspace's arrays of channels, which is negative where a task's first channel has index 0; and the
+first channel ``c0`` and the one after the last, ``c1``, counted in the set.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ NORMAL_DOUBLES = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).ma
 MAGNITUDE = (1 << 63) - 1
 #: The levels of a group's sums over strips (see sums.py): the group is alone, so that they have the
 #: places of others.
-LEVELS = 8
+STRIP_LEVELS = 8
 
 
 @helper
@@ -133,7 +138,7 @@ def batch(block, s, base, c0, c1):
             put(scale, c, 1.0 if multiplied else canonical(o))
 
 
-def groups(block, s, base, c0, c1):
+def channel_groups(block, s, base, c0, c1):
     """The coefficients where channels share statistics: o is r, and γ is in the sums.
 
     The weights of several small groups are read together, those of a large group some channels at
@@ -157,11 +162,11 @@ def groups(block, s, base, c0, c1):
             read_weights(block, first, n, w)
             add_weighted(block, base + first, n, w, invstd, count, totals, projections, precise)
             strips += 1
-            carry(totals, 1, LEVELS, strips, 1)
-            carry(projections, 1, LEVELS, strips, 1)
+            carry(totals, 1, STRIP_LEVELS, strips, 1)
+            carry(projections, 1, STRIP_LEVELS, strips, 1)
         if strips > 1:
-            add_copies(totals, 1, LEVELS, 1)
-            add_copies(projections, 1, LEVELS, 1)
+            add_copies(totals, 1, STRIP_LEVELS, 1)
+            add_copies(projections, 1, STRIP_LEVELS, 1)
         rests = array(block, B.W_MEAN + 1, group)
         finish_groups(block, invstd, rests, count, totals, projections, precise, slope, scale)
         for first in range(c, end, STRIP):
@@ -187,8 +192,8 @@ def start_groups(block, invstd, count, totals, projections, precise):
     for g in range(count):
         fits = keep_precision(least, most, get(invstd, g), normal) | (not along)
         put(precise, g, 1.0 if fits else 0.0)
-    clear(totals, larger(count, LEVELS))
-    clear(projections, larger(count, LEVELS))
+    clear(totals, larger(count, STRIP_LEVELS))
+    clear(projections, larger(count, STRIP_LEVELS))
 
 
 @helper

@@ -7,7 +7,7 @@ from ..vector.helpers import helper
 from ..vector.intrinsics import (
     address_of,
     call,
-    exchange,
+    fetch_add,
     get,
     int_buffer,
     integers_at,
@@ -29,9 +29,9 @@ COARSE = 6
 ALONE_FOR = 20
 
 
-@helper
-def run_share(team, thread, threads):
-    """Run a thread's share of a step's tasks."""
+def share(team):
+    """Run the share of one of OpenMP's threads of a step's tasks."""
+    thread, threads = call(word(team, B.THREAD_NUMBER), ()), call(word(team, B.THREAD_COUNT), ())
     step = word(team, B.TEAM_STEP)
     tasks = word(step, B.TASKS)
     first, last = thread * tasks // threads, (thread + 1) * tasks // threads
@@ -41,50 +41,22 @@ def run_share(team, thread, threads):
     call(word(step, B.RUN_TASKS), (block, step, number, first, last))
 
 
-def share(team):
-    """Run the share of one of OpenMP's threads."""
-    run_share(team, call(word(team, B.THREAD_NUMBER), ()), call(word(team, B.THREAD_COUNT), ()))
+def take(shared, number):
+    """Run the tasks of a step that no other thread has taken, with a thread's own scratch memory.
 
-
-@helper
-def wait(pool, semaphore):
-    """Wait for a semaphore of the pool, without using the processor."""
-    while call(word(pool, B.SEM_WAIT), (pool + 8 * semaphore,)) != 0:  # a signal interrupted it
-        pass
-
-
-@helper
-def post(pool, semaphore):
-    """Let one thread that waits for a semaphore of the pool go on."""
-    call(word(pool, B.SEM_POST), (pool + 8 * semaphore,))
-
-
-def start(function, team, threads, flags):
-    """Run a step on worker threads and the calling thread; the arguments are GOMP_parallel's.
-
-    While another thread's call has the workers, the calling thread runs all tasks.
+    Thread 0, which calls, then waits for the tasks that others have taken.
     """
-    pool = word(team, B.POOL)
-    words = integers_at(pool)
-    if exchange(pool + 8 * B.IS_TAKEN, 1) != 0:
-        run_share(team, 0, 1)
-        return
-    put(words, B.POOL_TEAM, team)
-    put(words, B.POOL_THREADS, threads)
-    for thread in range(1, threads):
-        post(pool, B.DONE + B.SEMAPHORE_WORDS * thread)
-    run_share(team, 0, threads)
-    for _ in range(1, threads):
-        wait(pool, B.DONE)
-    exchange(pool + 8 * B.IS_TAKEN, 0)
-
-
-def serve(pool, thread):
-    """Run the shares of a worker thread, for as long as the process lives."""
-    while thread > 0:
-        wait(pool, B.DONE + B.SEMAPHORE_WORDS * thread)
-        run_share(word(pool, B.POOL_TEAM), thread, word(pool, B.POOL_THREADS))
-        post(pool, B.DONE)
+    block, step = word(shared, B.SHARED_BLOCK), word(shared, B.SHARED_STEP)
+    tasks, size = word(shared, B.SHARED_TASKS), word(shared, B.AT_A_TIME)
+    first = fetch_add(shared + 8 * B.TAKEN, size)
+    while first < tasks:
+        last = smaller(first + size, tasks)
+        call(word(step, B.RUN_TASKS), (block, step, number, first, last))
+        fetch_add(shared + 8 * B.DONE, last - first)
+        first = fetch_add(shared + 8 * B.TAKEN, size)
+    if number == 0:
+        while fetch_add(shared + 8 * B.DONE, 0) < tasks:
+            call(word(shared, B.YIELD), ())
 
 
 @helper
@@ -99,7 +71,7 @@ def now(team):
 
 @helper
 def run_shared(block, step, team, threads):
-    """Share a step's tasks among a team's threads."""
+    """Share a step's tasks among OpenMP's threads."""
     not_inlined()
     begin, fields = now(team), int_buffer(TEAM_FIELDS)
     for field in range(B.TEAM_BLOCK):
@@ -112,18 +84,10 @@ def run_shared(block, step, team, threads):
         put(integers_at(team), B.ALONE_UNTIL, begin + spent * (1 + ALONE_FOR))
 
 
-def drive(table, team, threads, places):
-    """Run a schedule: copy its block, fill in the addresses, and call its steps one by one.
-
-    ``table`` is the address of its table (block.py). The ``threads`` of a team share the tasks of
-    parallel steps, unless their last step had to wait for cores that other programs keep busy.
-    """
-    template, block = word(table, B.TEMPLATE), int_buffer(BLOCK_FIELDS)
-    here = address_of(block)
-    threads = smaller(threads, word(template, B.MOST_THREADS))
-    if threads > 1 and now(team) < word(team, B.ALONE_UNTIL):
-        threads = 1
-    addresses = integers_at(places)
+@helper
+def fill_block(table, threads, places, block):
+    """Copy a schedule's block, with the addresses of a call and what follows from its threads."""
+    template, addresses = word(table, B.TEMPLATE), integers_at(places)
     for slot in range(B.ADDRESSES):
         put(block, slot, get(addresses, slot))
     for field in range(B.ADDRESSES, B.BLOCK_FIELDS):
@@ -133,6 +97,25 @@ def drive(table, team, threads, places):
         put(block, B.DY_IN_DX, 0)
     if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
         put(block, B.STREAM, 0)
+
+
+def begin(table, threads, places, block):
+    """Fill the block of a call whose steps Python calls one by one."""
+    fill_block(table, threads, places, block)
+
+
+def drive(table, team, threads, places):
+    """Run a schedule: copy its block, fill in the addresses, and call its steps one by one.
+
+    ``table`` is the address of its table (block.py). The ``threads`` of a team share the tasks of
+    parallel steps, unless their last step had to wait for cores that other programs keep busy.
+    """
+    block = int_buffer(BLOCK_FIELDS)
+    here = address_of(block)
+    threads = smaller(threads, word(word(table, B.TEMPLATE), B.MOST_THREADS))
+    if threads > 1 and now(team) < word(team, B.ALONE_UNTIL):
+        threads = 1
+    fill_block(table, threads, places, block)
     for index in range(word(table, B.STEP_COUNT)):
         step = word(table, B.STEPS) + 8 * B.STEP_FIELDS * index
         if word(step, B.THREADS) == 0 or threads <= 1:

@@ -2,7 +2,7 @@
 
 The loops of :mod:`.reduce` and :mod:`.write` are the same for all operations. A kernel is compiled
 for one operation, which is the type of its first argument. ``tensors`` are dy, x and dx from a
-row's first element on; a part of a row starts at its element k, and is in lanes (see lanes.py).
+row's first element on; a segment of a row starts at its element k, and is in lanes (see lanes.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..vector.lanes import (
     splat_doubles,
     zero_lanes,
 )
-from ..vector.parts import load_part, merge_part, store_part, store_part_by_words
+from ..vector.segments import load_segment, merge_segment, store_segment, store_segment_by_words
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -54,8 +54,8 @@ def advance(tensors, steps, count):
 
 
 @by_types
-def add_terms(operation, tensors, k, terms, sums, part, streaming):
-    """Add a part of a row to two sums: dy and dy·(x − mean), or x − mean and (x − mean)².
+def add_terms(operation, tensors, k, terms, sums, segment, streaming):
+    """Add a segment of a row to two sums: dy and dy·(x − mean), or x − mean and (x − mean)².
 
     ``terms`` are the mean and gain in lanes, and the weights along the row. Products start the sums
     if ``sums`` is None. In evaluation dx = gain · dy is written here too, after dy and x are read:
@@ -64,26 +64,26 @@ def add_terms(operation, tensors, k, terms, sums, part, streaming):
     alone = operation.operation == "deviations"
     if alone or operation.operation in ("moments", EXACT, "forward"):
 
-        def moments(operation, tensors, k, terms, sums, part, streaming):
+        def moments(operation, tensors, k, terms, sums, segment, streaming):
             x = tensors[1]
-            d = merge_part(x, load_part(x, k, part) - terms[0], zero_lanes(x), part)
+            d = merge_segment(x, load_segment(x, k, segment) - terms[0], zero_lanes(x), segment)
             if alone:
                 return sums[0] + d, sums[1]
-            return add_products(sums, x, d, d, part)
+            return add_products(sums, x, d, d, segment)
 
         return moments
     evaluates, along = operation.operation == "evaluate", operation.along
     # Beside four rows' sums, tests for subnormal numbers take longer than they save.
-    write = store_part_by_words if operation.columns else store_part
+    write = store_segment_by_words if operation.columns else store_segment
 
-    def products(operation, tensors, k, terms, sums, part, streaming):
+    def products(operation, tensors, k, terms, sums, segment, streaming):
         dy, x, dx = tensors
-        d, centred = load_part(dy, k, part), load_part(x, k, part) - terms[0]
+        d, centred = load_segment(dy, k, segment), load_segment(x, k, segment) - terms[0]
         if evaluates:
-            write(dx, k, terms[1] * d, part, streaming)
+            write(dx, k, terms[1] * d, segment, streaming)
         if along:
-            d = d * as_loaded(dy, load_part(terms[2], k, part))
-        return add_products(sums, x, d, centred, part)
+            d = d * as_loaded(dy, load_segment(terms[2], k, segment))
+        return add_products(sums, x, d, centred, segment)
 
     return products
 
@@ -94,68 +94,71 @@ def deviations_alone(emit):
 
 
 @by_types
-def add_products(sums, x, d, centred, part):
+def add_products(sums, x, d, centred, segment):
     """Add d and d·centred to two sums, or start these if ``sums`` is None.
 
     A third sum is that of centred.
     """
     if isinstance(sums, types.NoneType):
-        return lambda sums, x, d, centred, part: (
-            d, merge_part(x, d * centred, zero_lanes(x), part)
+        return lambda sums, x, d, centred, segment: (
+            d, merge_segment(x, d * centred, zero_lanes(x), segment)
         )  # fmt: skip
     if len(sums) == 3:
-        return lambda sums, x, d, centred, part: (
-            sums[0] + d, merge_part(x, muladd(d, centred, sums[1]), sums[1], part),
-            merge_part(x, sums[2] + centred, sums[2], part),
+        return lambda sums, x, d, centred, segment: (
+            sums[0] + d, merge_segment(x, muladd(d, centred, sums[1]), sums[1], segment),
+            merge_segment(x, sums[2] + centred, sums[2], segment),
         )  # fmt: skip
-    return lambda sums, x, d, centred, part: (
-        sums[0] + d, merge_part(x, muladd(d, centred, sums[1]), sums[1], part)
+    return lambda sums, x, d, centred, segment: (
+        sums[0] + d, merge_segment(x, muladd(d, centred, sums[1]), sums[1], segment)
     )  # fmt: skip
 
 
 @by_types
-def exact_terms(operation, tensors, k, mean, terms, part):
-    """The terms of two sums of a part of a row in float64.
+def exact_terms(operation, tensors, k, mean, terms, segment):
+    """The terms of two sums of a segment of a row in float64.
 
     In a sum of few terms the rounding of each term to float32 would show. ``terms`` are as in
     ``add_terms``, and dx is written as there.
     """
     evaluates, along = operation.operation == "evaluate", operation.along
 
-    def exact(operation, tensors, k, mean, terms, part):
+    def exact(operation, tensors, k, mean, terms, segment):
         dy, x, dx = tensors
-        values = load_part(dy, k, part)
-        d, centred = double_lanes(values), double_lanes(load_part(x, k, part)) - mean
+        values = load_segment(dy, k, segment)
+        d, centred = double_lanes(values), double_lanes(load_segment(x, k, segment)) - mean
         if evaluates:
-            store_part(dx, k, terms[1] * values, part, False)
+            store_segment(dx, k, terms[1] * values, segment, False)
         if along:
-            d = d * double_lanes(as_loaded(dy, load_part(terms[2], k, part)))
-        return d, merge_part(dy, d * centred, splat_doubles(dy, 0.0), part)
+            d = d * double_lanes(as_loaded(dy, load_segment(terms[2], k, segment)))
+        return d, merge_segment(dy, d * centred, splat_doubles(dy, 0.0), segment)
 
     return exact
 
 
 @by_types
-def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
-    """The coefficients of a part of a row, with the weights and biases along the row, if any."""
+def coefficients_at(operation, dy, coefficients, weight, bias, k, segment):
+    """The coefficients of a segment of a row, with the weights and biases along the row, if any."""
     if not operation.along:
-        return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
+        return lambda operation, dy, coefficients, weight, bias, k, segment: coefficients
 
-    def normalising(operation, dy, coefficients, weight, bias, k, part):
+    def normalising(operation, dy, coefficients, weight, bias, k, segment):
         invstd, _, mean, offset, _ = coefficients
-        w, b = as_loaded(dy, load_part(weight, k, part)), as_loaded(dy, load_part(bias, k, part))
+        w, b = (
+            as_loaded(dy, load_segment(weight, k, segment)),
+            as_loaded(dy, load_segment(bias, k, segment)),
+        )
         return invstd, b, mean, offset, w
 
-    def weighted(operation, dy, coefficients, weight, bias, k, part):
+    def weighted(operation, dy, coefficients, weight, bias, k, segment):
         gain, offset, mean, slope, scale = coefficients
-        return gain * as_loaded(dy, load_part(weight, k, part)), offset, mean, slope, scale
+        return gain * as_loaded(dy, load_segment(weight, k, segment)), offset, mean, slope, scale
 
     return normalising if operation.normalises else weighted
 
 
 @by_types
-def linear_form(operation, tensors, k, coefficients, part):
-    """Compute dx or y of a part of a row.
+def linear_form(operation, tensors, k, coefficients, segment):
+    """Compute dx or y of a segment of a row.
 
     The coefficients are lanes: gain, shift, mean, slope and scale.
     dx = scale · (gain·dy − (shift + slope·(x − mean))), or in evaluation dx = gain · dy;
@@ -163,25 +166,25 @@ def linear_form(operation, tensors, k, coefficients, part):
     y = scale · (gain · (x − mean) + slope) + shift, where the scale is the weight.
     """
     if operation.operation == "scale":
-        return lambda operation, tensors, k, coefficients, part: (
-            coefficients[0] * load_part(tensors[0], k, part)
+        return lambda operation, tensors, k, coefficients, segment: (
+            coefficients[0] * load_segment(tensors[0], k, segment)
         )
     if operation.normalises:
         along = operation.along
 
-        def normalised(operation, tensors, k, coefficients, part):
+        def normalised(operation, tensors, k, coefficients, segment):
             gain, offset, mean, slope, scale = coefficients
-            centred = load_part(tensors[1], k, part) - mean
+            centred = load_segment(tensors[1], k, segment) - mean
             if along:
                 return muladd(scale, muladd(gain, centred, slope), offset)
             return muladd(gain, centred, offset)
 
         return normalised
 
-    def gradient(operation, tensors, k, coefficients, part):
+    def gradient(operation, tensors, k, coefficients, segment):
         gain, offset, mean, slope, scale = coefficients
-        inner = muladd(slope, load_part(tensors[1], k, part) - mean, offset)
-        return scale * mulsub(gain, load_part(tensors[0], k, part), inner)
+        inner = muladd(slope, load_segment(tensors[1], k, segment) - mean, offset)
+        return scale * mulsub(gain, load_segment(tensors[0], k, segment), inner)
 
     return gradient
 
@@ -195,7 +198,7 @@ def coefficient_count(operation):
 
 @helper
 def prefetch_inputs(tensors, dy, x):
-    """Prefetch a part of dy and a part of x, from these elements on."""
+    """Prefetch a segment of dy and a segment of x, from these elements on."""
     inlined()  # a call would save and restore the registers of the sums
     prefetch_lanes(tensors[0], dy)
     prefetch_lanes(tensors[1], x)
@@ -203,14 +206,14 @@ def prefetch_inputs(tensors, dy, x):
 
 @helper
 def prefetch_bytes_ahead(tensors, distance, k):
-    """Prefetch what is so many bytes after a part of dy and x."""
+    """Prefetch what is so many bytes after a segment of dy and x."""
     at = k + distance // item_size(tensors[0])
     prefetch_inputs(tensors, at, at)
 
 
 @by_types
 def prefetch_beside_write(operation, tensors, k, ahead):
-    """Prefetch what lies ``ahead`` elements after a part of a row, if the operation gains by it."""
+    """Prefetch what lies ``ahead`` elements after a segment of a row, if an operation gains."""
     if operation.operation == "forward":
         return lambda operation, tensors, k, ahead: prefetch_lanes(tensors[1], k + ahead)
     if operation.operation != "apply":

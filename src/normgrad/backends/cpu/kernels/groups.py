@@ -15,7 +15,6 @@ from ..target import has_many_registers
 from ..vector.conversions import HalfStorage
 from ..vector.helpers import as_argument, by_types, helper
 from ..vector.intrinsics import (
-    as_int64,
     double_buffer,
     doubles_at,
     get,
@@ -44,7 +43,7 @@ from ..vector.lanes import (
     sums_of_eight,
     zero_lanes,
 )
-from ..vector.parts import load_part, over_row, store_part
+from ..vector.segments import load_segment, over_row, store_segment
 from .accumulators import BATCH, fold, gather_sums, order_sums, start_sums
 from .channel_vectors import write_parameters
 from .elements import advance, prefetch_inputs
@@ -59,8 +58,10 @@ from .reductions import (
     totals_of_rows,
 )
 from .row_groups import (
+    ALWAYS,
     COEFFICIENTS,
     DISTANCE,
+    NEVER,
     ROW_CHAIN,
     add_and_write,
     choose_pilots,
@@ -75,7 +76,7 @@ from .row_groups import (
     row_coefficients,
     statistics_from,
     sum_deviations,
-    write_part_of_group,
+    write_segment_of_group,
 )
 from .sums import add_array
 from .writes import is_streamed, parameters_along, stream_row, write_row
@@ -111,58 +112,60 @@ def prefetch_later_rows(tensors, c, ahead, writes):
 
 
 @helper
-def add_chain(arguments, c, part, weight, zero, first):
-    """Sum every other row of a part of their elements, from row ``first`` on."""
+def add_chain(arguments, c, segment, weight, zero, first):
+    """Sum every other row of a segment of their elements, from row ``first`` on."""
     operation, tensors, steps, rows, _, coefficients, _, writes, streaming, ahead = arguments
     chain, here = (zero, zero), advance(tensors, steps, first)
     for r in range(first, rows, 2):
         prefetch_later_rows(here, c, ahead, writes)
         of_row = row_coefficients(coefficients, r)
-        chain = add_and_write(operation, here, c, weight, of_row, chain, part, writes, streaming)
+        chain = add_and_write(operation, here, c, weight, of_row, chain, segment, writes, streaming)
         here = advance(here, steps, 2)
     return chain
 
 
 @as_argument
-def add_rows(arguments, c, part):
-    """Add some rows to the sums of a part of their elements, in two chains.
+def add_rows_to_parameters(arguments, c, segment):
+    """Add some rows to the sums of a segment of their elements, in two chains.
 
     One comes after the other: registers may not hold the sums of two.
     """
     tensors, weights, sums = arguments[1], arguments[4], arguments[6]
-    weight = as_loaded(tensors[0], load_part(weights, c, part))
+    weight = as_loaded(tensors[0], load_segment(weights, c, segment))
     zero = zero_lanes(tensors[1])
-    a = add_chain(arguments, c, part, weight, zero, 0)
-    b = add_chain(arguments, c, part, weight, zero, 1)
+    a = add_chain(arguments, c, segment, weight, zero, 0)
+    b = add_chain(arguments, c, segment, weight, zero, 1)
     fold(sums[0], c, a[0] + b[0])
     fold(sums[1], c, a[1] + b[1])
 
 
 @by_types
-def fold_in_sequence(tensor, sums, c, lanes, part):
-    """Add a part of a chain to sums in float64, which end where the row does."""
+def fold_in_sequence(tensor, sums, c, lanes, segment):
+    """Add a segment of a chain to sums in float64, which end where the row does."""
 
-    def some(tensor, sums, c, lanes, part):
+    def some(tensor, sums, c, lanes, segment):
         row = double_buffer(LANES)
         put_lanes(row, 0, double_lanes(in_sequence(tensor, lanes)))
-        add_array(shift(sums, c), row, part)
+        add_array(shift(sums, c), row, segment)
 
-    if isinstance(part, types.Integer):
+    if isinstance(segment, types.Integer):
         return some
-    return lambda tensor, sums, c, lanes, part: fold(sums, c, in_sequence(tensor, lanes))
+    return lambda tensor, sums, c, lanes, segment: fold(sums, c, in_sequence(tensor, lanes))
 
 
 @by_types
-def put_in_chain(tensor, chain, c, lanes, part):
-    """Put a part of a chain back: of float64 no more, since the next task's chain follows there."""
+def put_in_chain(tensor, chain, c, lanes, segment):
+    """Put a segment of a chain back: no more of float64, where the next task's chain follows."""
     if tensor.dtype == types.float64:
-        return lambda tensor, chain, c, lanes, part: store_part(chain, c, lanes, part, False)
-    return lambda tensor, chain, c, lanes, part: put_lanes(chain, c, lanes)
+        return lambda tensor, chain, c, lanes, segment: store_segment(
+            chain, c, lanes, segment, False
+        )
+    return lambda tensor, chain, c, lanes, segment: put_lanes(chain, c, lanes)
 
 
 @as_argument
-def add_row(arguments, c, part):
-    """Add a part of a row to a chain in the nearest caches, and write its dx if asked.
+def add_row_to_parameters(arguments, c, segment):
+    """Add a segment of a row to a chain in the nearest caches, and write its dx if asked.
 
     The chain is folded if it is full.
     """
@@ -172,28 +175,31 @@ def add_row(arguments, c, part):
     )
     dy = tensors[0]
     prefetch_inputs(tensors, c + ahead[0], c + ahead[1])
-    weight, of_row = as_loaded(dy, load_part(weights, c, part)), row_coefficients(coefficients, 0)
+    weight, of_row = (
+        as_loaded(dy, load_segment(weights, c, segment)),
+        row_coefficients(coefficients, 0),
+    )
     lanes = load_lanes(chain[0], c), load_lanes(chain[1], c)
     first, second = add_and_write(
-        operation, tensors, c, weight, of_row, lanes, part, writes, streaming
+        operation, tensors, c, weight, of_row, lanes, segment, writes, streaming
     )
     if is_full:
-        fold_in_sequence(dy, sums[0], c, first, part)
-        fold_in_sequence(dy, sums[1], c, second, part)
+        fold_in_sequence(dy, sums[0], c, first, segment)
+        fold_in_sequence(dy, sums[1], c, second, segment)
         first, second = zero_lanes(dy), zero_lanes(dy)
-    put_in_chain(dy, chain[0], c, first, part)
-    put_in_chain(dy, chain[1], c, second, part)
+    put_in_chain(dy, chain[0], c, first, segment)
+    put_in_chain(dy, chain[1], c, second, segment)
 
 
 @as_argument
-def write_part_of_rows(arguments, c, part):
-    """Write dx of a part of some rows."""
+def write_segment_of_rows(arguments, c, segment):
+    """Write dx of a segment of some rows."""
     operation, tensors, steps, rows, weights, coefficients, _, writes, streaming, ahead = arguments
-    weight = as_loaded(tensors[0], load_part(weights, c, part))
+    weight = as_loaded(tensors[0], load_segment(weights, c, segment))
     for r in range(rows):
         prefetch_later_rows(tensors, c, ahead, writes)
         of_row = row_coefficients(coefficients, r)
-        write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
+        write_segment_of_group(operation, tensors, c, weight, of_row, segment, streaming)
         tensors = advance(tensors, steps, 1)
 
 
@@ -217,7 +223,7 @@ def parameters(operation, dy, x, dx, job):
                 operation, here, steps, rows, weights, coefficients, columns, writes, streaming,
                 ahead,
             )  # fmt: skip
-            over_row(add_rows, arguments, dy, width)
+            over_row(add_rows_to_parameters, arguments, dy, width)
         at, block = get(job, B.J_FIRST) + k, block_of(job)
         if get(block, B.SLOTS) != 0:
             gather_sums(columns, at, width, 1, 1, dy, sums_of(job))
@@ -290,9 +296,9 @@ def gradients_of_short_rows(operation, dy, x, dx, job):
             operation, here, steps, rows, weights, coefficients, columns, writes, streaming, ahead
         )  # fmt: skip
         if adds:
-            over_row(add_rows, arguments, dy, run)
+            over_row(add_rows_to_parameters, arguments, dy, run)
         else:
-            over_row(write_part_of_rows, arguments, dy, run)
+            over_row(write_segment_of_rows, arguments, dy, run)
     if adds:
         gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, sums_of(job))
 
@@ -335,13 +341,13 @@ def gradients_of_long_rows(operation, dy, x, dx, job, writes):
                 operation, here, weights, coefficients, chain, columns, writes, streaming, is_full,
                 ahead,
             )  # fmt: skip
-            over_row(add_row, arguments, dy, run)
+            over_row(add_row_to_parameters, arguments, dy, run)
         else:
             one_row = (
                 operation, here, steps, 1, weights, coefficients, columns, writes, streaming,
                 (0, 0),
             )  # fmt: skip
-            over_row(write_part_of_rows, one_row, dy, run)
+            over_row(write_segment_of_rows, one_row, dy, run)
         here = advance(here, steps, 1)
 
 
@@ -356,9 +362,9 @@ def gradients(operation, dy, x, dx, job):
     if run <= SHORT and (writes or run * item_size(dy) < PAGE // 4):
         gradients_of_short_rows(operation, dy, x, dx, job)
     elif writes:
-        gradients_of_long_rows(operation, dy, x, dx, job, as_int64(1))
+        gradients_of_long_rows(operation, dy, x, dx, job, ALWAYS)
     else:
-        gradients_of_long_rows(operation, dy, x, dx, job, None)
+        gradients_of_long_rows(operation, dy, x, dx, job, NEVER)
 
 
 @helper

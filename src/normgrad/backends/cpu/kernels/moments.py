@@ -45,15 +45,15 @@ from ..vector.lanes import (
     sum_of_lanes,
     zero_lanes,
 )
-from ..vector.parts import load_part, load_some, over_row
+from ..vector.segments import load_segment, load_some, over_row
 from .accumulators import (
     BATCH,
     add_batch,
     add_end,
-    add_part,
+    add_segment,
     fold,
     gather_sums,
-    join_pieces,
+    join_lanes,
     move_moments,
     nearest_element,
     put_in_batch,
@@ -180,7 +180,7 @@ def add_chains_of_moments(x, step, rows, width, apart, count, means, ahead, sums
                     for k in range(start, end, LANES):
                         prefetch_lanes(row, k + FETCHED)
                 for k in range(start, end, LANES):
-                    moments = add_part(row, k, about, moments, None)
+                    moments = add_segment(row, k, about, moments, None)
             if whole < width:
                 moments = add_end(row, whole, about, moments, width - whole)
         put_moments(batch, i, moments)
@@ -287,15 +287,15 @@ def moments_of_rows(operation, dy, x, dx, job):
 
 
 @as_argument
-def find_pilots(arguments, c, part):
-    """Find the means of a part of some rows, as elements could be.
+def find_pilots(arguments, c, segment):
+    """Find the means of a segment of some rows, as elements could be.
 
     Elements are divided before they are added: two large ones' sum would be infinite in float32.
     """
     x, step, rows, pilots = arguments
     mean, one = zero_lanes(x), splat_like(x, 1.0 / rows)
     for r in range(rows):
-        mean = fused(load_part(x, r * step + c, part), one, mean)
+        mean = fused(load_segment(x, r * step + c, segment), one, mean)
     put_lanes(pilots, c, real_lanes(x, nearest_element(x, double_lanes(mean))))
 
 
@@ -347,14 +347,14 @@ def add_about_pilots(operation, x, step, rows, means, sums, job, width, ahead):
 
 
 @as_argument
-def add_exact_rows(arguments, c, part):
-    """Add some rows to the moments of a part of their elements, in float64."""
+def add_exact_rows(arguments, c, segment):
+    """Add some rows to the moments of a segment of their elements, in float64."""
     x, step, rows, means, sums = arguments
     moments, about = start_moments(x), split_lanes(double_lanes(load_lanes(means, c)))
     for r in range(rows):
-        moments = add_part(x, r * step + c, about, moments, part)
-    fold(sums[0], c, join_pieces(moments[0]))
-    fold(sums[1], c, join_pieces(moments[1]))
+        moments = add_segment(x, r * step + c, about, moments, segment)
+    fold(sums[0], c, join_lanes(moments[0]))
+    fold(sums[1], c, join_lanes(moments[1]))
 
 
 @helper

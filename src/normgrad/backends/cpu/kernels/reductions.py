@@ -47,7 +47,7 @@ from ..vector.lanes import (
     total_of,
     zero_lanes,
 )
-from ..vector.parts import over_row
+from ..vector.segments import over_row
 from .accumulators import BATCH, add_batch, add_chains, fold, gather_sums, put_in_batch, start_sums
 from .channel_vectors import next_group
 from .elements import (
@@ -68,7 +68,7 @@ from .elements import (
 #: addition and the subtraction, with which multiplications are fused. The rest is float64.
 CHAIN = 8
 #: The chains of float64 that are added to one total; totals are then added to each other.
-CHAINS = 8
+CHAINS_OF_TOTAL = 8
 #: Columns are summed, or written, a row of each quarter of a piece at a time. A processor foresees
 #: four ways through memory, though not four rows in turn. Coefficients are loaded once for four
 #: rows, and if these are added in registers, so are the sums of their elements. CHAIN such
@@ -127,7 +127,7 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
     chain, chains = 0, 0
     # All rows end alike, so that masks are made once.
     whole = count // lanes * lanes
-    part = count - whole
+    segment = count - whole
     # One loop over the blocks of all rows; a short row is one block.
     here, start, left = tensors, 0, rows if count > 0 else 0
     while left > 0:
@@ -138,7 +138,7 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
             totals = add_chains(totals, a, b)
             a, b = (zero, zero), (zero, zero)
             chain, chains = 0, chains + 1
-            if is_double(tensors[1]) and chains % CHAINS == 0:
+            if is_double(tensors[1]) and chains % CHAINS_OF_TOTAL == 0:
                 older = older[0] + totals[0], older[1] + totals[1]
                 totals = none, none
         end = smaller(whole, start + block)
@@ -155,8 +155,8 @@ def totals_of_rows(operation, tensors, steps, rows, count, terms, ahead, streami
         chain += longer
         start += block
         if start >= count:
-            if part > 0:
-                b = add_terms(operation, here, whole, terms, b, part, False)
+            if segment > 0:
+                b = add_terms(operation, here, whole, terms, b, segment, False)
             here = advance(here, steps, 1)
             start = 0
             left -= 1
@@ -237,23 +237,23 @@ def reduce_rows(operation, dy, x, dx, job):
 
 
 @as_argument
-def add_rows(arguments, c, part):
-    """Add some rows to a chain of the sums of a part of their elements, and fold it if it is full.
+def add_rows_to_chain(arguments, c, segment):
+    """Add some rows to a chain of a segment's sums, and fold it if it is full.
 
-    A chain is in the L1 cache, with a part's two sums side by side: apart, they would compete with
-    each other, and with what is read, for the same places.
+    A chain is in the L1 cache, with a segment's two sums side by side: apart, they would compete
+    with each other, and with what is read, for the same places.
     """
     operation, tensors, steps, rows, terms, chain, sums, ahead, is_full, streaming = arguments
     mean_and_gain = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
     zero = zero_lanes(tensors[1])
     if ahead:
         prefetch_bytes_ahead(tensors, PAGE, c)
-    rows_sums = add_terms(operation, tensors, c, mean_and_gain, None, part, streaming)
+    rows_sums = add_terms(operation, tensors, c, mean_and_gain, None, segment, streaming)
     for _ in range(1, rows):
         tensors = advance(tensors, steps, 1)
         if ahead:
             prefetch_bytes_ahead(tensors, PAGE, c)
-        rows_sums = add_terms(operation, tensors, c, mean_and_gain, rows_sums, part, streaming)
+        rows_sums = add_terms(operation, tensors, c, mean_and_gain, rows_sums, segment, streaming)
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + lanes_of(chain))
     dy, products = load_lanes(first, 0) + rows_sums[0], load_lanes(second, 0) + rows_sums[1]
     if is_full:
@@ -265,11 +265,11 @@ def add_rows(arguments, c, part):
 
 
 @as_argument
-def add_exact_row(arguments, c, part):
-    """Add a row's terms, in float64, to the sums of a part of its elements."""
+def add_exact_row(arguments, c, segment):
+    """Add a row's terms, in float64, to the sums of a segment of its elements."""
     operation, tensors, terms, sums = arguments
     here = load_lanes(terms[0], c), load_lanes(terms[1], c), terms[0]
-    d, value = exact_terms(operation, tensors, c, double_lanes(here[0]), here, part)
+    d, value = exact_terms(operation, tensors, c, double_lanes(here[0]), here, segment)
     fold(sums[0], c, d)
     fold(sums[1], c, value)
 
@@ -334,12 +334,12 @@ def add_quarters(operation, tensors, steps, rows, terms, columns, chain, width, 
         arguments = (
             operation, here, far, QUARTERS, terms, chain, columns, ahead, is_full, streaming
         )  # fmt: skip
-        over_row(add_rows, arguments, x, width)
+        over_row(add_rows_to_chain, arguments, x, width)
     left = rows - QUARTERS * quarter
     if left > 0:
         here = advance(tensors, steps, QUARTERS * quarter)
         arguments = operation, here, steps, left, terms, chain, columns, ahead, True, streaming
-        over_row(add_rows, arguments, x, width)
+        over_row(add_rows_to_chain, arguments, x, width)
 
 
 @helper

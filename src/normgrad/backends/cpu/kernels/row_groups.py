@@ -1,4 +1,4 @@
-"""Rows that are statistics groups: their coefficients, a part of one, and kernels for short rows.
+"""Rows that are statistics groups: their coefficients, segments, and kernels for short rows.
 
 Coefficients are float64, rounded to the arithmetic's type at the end.
 
@@ -41,7 +41,7 @@ from ..vector.lanes import (
     sums_of_eight,
     zero_lanes,
 )
-from ..vector.parts import load_part, store_part
+from ..vector.segments import load_segment, store_segment
 from ..vector.tiles import transpose
 from .accumulators import BATCH, add_columns, fold, nearest_element, start_sums
 from .channel_vectors import as_arithmetic, canonical
@@ -63,6 +63,8 @@ DISTANCE = 1 << 13
 #: its factor 1/std, one of what corrects for h, and one of their fused product and sum; the chain's
 #: 11 additions and the result's rounding are within the bound of 16.
 ROW_CHAIN = 11
+#: What stands for whether dx is written where a kernel is compiled for one of the two, by its type.
+ALWAYS, NEVER = 1, None
 
 
 @helper
@@ -135,18 +137,21 @@ def row_coefficients(coefficients, r):
 
 
 @helper
-def write_part_of_group(operation, tensors, c, weight, of_row, part, streaming):
-    """Write dx of a part of a row."""
+def write_segment_of_group(operation, tensors, c, weight, of_row, segment, streaming):
+    """Write dx of a segment of a row."""
     gain, offset, mean, slope, scale, _, _ = of_row
     weighted = gain * weight, offset, mean, slope, scale
-    store_part(tensors[2], c, linear_form(operation, tensors, c, weighted, part), part, streaming)
+    store_segment(
+        tensors[2], c, linear_form(operation, tensors, c, weighted, segment), segment, streaming
+    )
 
 
 @by_types
 def is_written(writes):
-    """Whether dx is written: always for an integer, never for None, or as a boolean says.
+    """Whether dx is written: ``ALWAYS``, ``NEVER``, or as a boolean says when the kernel runs.
 
-    A kernel for long rows is compiled for the first two, since a test for each part took 4 % of it.
+    Long rows have a function for each of the first two, since a test for each segment took 4 % of
+    their time.
     """
     if isinstance(writes, types.Boolean):
         return lambda writes: writes
@@ -155,11 +160,14 @@ def is_written(writes):
 
 
 @helper
-def add_and_write(operation, tensors, c, weight, of_row, sums, part, writes, streaming):
-    """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
-    dy, centred = load_part(tensors[0], c, part), load_part(tensors[1], c, part) - of_row[2]
+def add_and_write(operation, tensors, c, weight, of_row, sums, segment, writes, streaming):
+    """Add dy and dy·(x − mean)/std of a segment of a row to two sums; write dx if asked."""
+    dy, centred = (
+        load_segment(tensors[0], c, segment),
+        load_segment(tensors[1], c, segment) - of_row[2],
+    )
     if is_written(writes):
-        write_part_of_group(operation, tensors, c, weight, of_row, part, streaming)
+        write_segment_of_group(operation, tensors, c, weight, of_row, segment, streaming)
     return sums[0] + dy, muladd(dy, muladd(centred, of_row[5], of_row[6]), sums[1])
 
 

@@ -31,7 +31,7 @@ from ..vector.lanes import (
     splat_eight,
     zero_lanes,
 )
-from ..vector.parts import load_part, over_row, store_part
+from ..vector.segments import load_segment, over_row, store_segment
 from .accumulators import fold, gather_sums, start_sums
 from .elements import advance, linear_form
 from .groups import fold_in_sequence
@@ -57,7 +57,7 @@ from .writes import parameters_along
 
 
 @helper
-def spread_groups(values, groups, run, rows, first):
+def spread_in_rows(values, groups, run, rows, first):
     """Give each element of some groups its group's numbers, from element ``first`` of rows on."""
     not_inlined()
     c = first
@@ -75,32 +75,32 @@ def spread_groups(values, groups, run, rows, first):
 
 
 @helper
-def sum_positions(tensors, steps, positions, c, mean, part):
-    """The two sums of a part of some groups over some positions."""
+def sum_positions(tensors, steps, positions, c, mean, segment):
+    """The two sums of a segment of some groups over some positions."""
     inlined()
     zero = zero_lanes(tensors[1])
     first, second = zero, zero
     for _ in range(positions):
-        dy = load_part(tensors[0], c, part)
-        centred = load_part(tensors[1], c, part) - mean
+        dy = load_segment(tensors[0], c, segment)
+        centred = load_segment(tensors[1], c, segment) - mean
         first, second = first + dy, muladd(dy, centred, second)
         tensors = advance(tensors, steps, 1)
     return first, second
 
 
 @as_argument
-def sum_part(arguments, c, part):
-    """Sum a part of some groups over some positions, and add it to the parameters' sums.
+def sum_segment(arguments, c, segment):
+    """Sum a segment of some groups over some positions, and add it to the parameters' sums.
 
     Half of the positions come after the other half: registers may not hold the sums of both.
     """
     tensors, steps, positions, weights, means, rows, columns, is_first, gradients, adds = arguments
     dy = tensors[0]
     mean, half = as_loaded(dy, load_lanes(means, c)), positions // 2
-    a = sum_positions(tensors, steps, half, c, mean, part)
-    b = sum_positions(advance(tensors, steps, half), steps, positions - half, c, mean, part)
+    a = sum_positions(tensors, steps, half, c, mean, segment)
+    b = sum_positions(advance(tensors, steps, half), steps, positions - half, c, mean, segment)
     total, product = a[0] + b[0], a[1] + b[1]
-    weight = as_loaded(dy, load_part(weights, c, part))
+    weight = as_loaded(dy, load_segment(weights, c, segment))
     weight = weight + (weight - weight)  # see add_weighted of coefficients.py
     if is_first:
         put_lanes(columns[0], c, double_lanes(weight * total))
@@ -110,32 +110,32 @@ def sum_part(arguments, c, part):
         fold(columns[1], c, weight * product)
     if adds:
         invstd, rest = as_loaded(dy, load_lanes(rows[0], c)), as_loaded(dy, load_lanes(rows[1], c))
-        fold_in_sequence(dy, gradients[0], c, total, part)
-        fold_in_sequence(dy, gradients[1], c, muladd(invstd, product, rest * total), part)
+        fold_in_sequence(dy, gradients[0], c, total, segment)
+        fold_in_sequence(dy, gradients[1], c, muladd(invstd, product, rest * total), segment)
 
 
 @helper
-def write_positions(operation, tensors, steps, positions, c, coefficients, part, streaming):
-    """Write dx or y of a part of some groups at all positions."""
+def write_positions(operation, tensors, steps, positions, c, coefficients, segment, streaming):
+    """Write dx or y of a segment of some groups at all positions."""
     inlined()
     for _ in range(positions):
-        lanes = linear_form(operation, tensors, c, coefficients, part)
-        store_part(tensors[2], c, lanes, part, streaming)
+        lanes = linear_form(operation, tensors, c, coefficients, segment)
+        store_segment(tensors[2], c, lanes, segment, streaming)
         tensors = advance(tensors, steps, 1)
 
 
 @as_argument
-def write_part(arguments, c, part):
-    """Write dx of a part of some groups at all positions."""
+def write_segment_of_samples(arguments, c, segment):
+    """Write dx of a segment of some groups at all positions."""
     operation, tensors, steps, positions, weights, means, rows, streaming = arguments
     dy = tensors[0]
-    weight = as_loaded(dy, load_part(weights, c, part))
+    weight = as_loaded(dy, load_segment(weights, c, segment))
     coefficients = (
         as_loaded(dy, load_lanes(rows[0], c)) * weight, as_loaded(dy, load_lanes(rows[1], c)),
         as_loaded(dy, load_lanes(means, c)), as_loaded(dy, load_lanes(rows[2], c)),
         as_loaded(dy, load_lanes(rows[3], c)),
     )  # fmt: skip
-    write_positions(operation, tensors, steps, positions, c, coefficients, part, streaming)
+    write_positions(operation, tensors, steps, positions, c, coefficients, segment, streaming)
 
 
 @helper
@@ -158,14 +158,14 @@ def gradients(operation, dy, x, dx, job):
         round_statistics(job, first + start, n, coefficients)
         rest = shift(coefficients, REST)
         values = shift(coefficients, MEAN), shift(coefficients, INVSTD), rest, rest
-        spread_groups(values, n, run, (mean, rows[0], rows[1], rows[2]), at)
+        spread_in_rows(values, n, run, (mean, rows[0], rows[1], rows[2]), at)
     adds = get(job, B.J_ADDS) != 0
     for i in range(0, positions, 2 * CHAIN):
         n, here = smaller(2 * CHAIN, positions - i), advance(tensors, steps, i)
         arguments = (
             here, steps, n, weights, mean, rows, columns, i == 0, of_parameters, adds
         )  # fmt: skip
-        over_row(sum_part, arguments, x, width)
+        over_row(sum_segment, arguments, x, width)
     if get(job, B.J_WRITES) == 0:
         return
     start_sums(sums, groups, dy)
@@ -178,23 +178,23 @@ def gradients(operation, dy, x, dx, job):
             shift(coefficients, GAIN), shift(coefficients, SHIFT), shift(coefficients, SLOPE),
             shift(coefficients, SCALE),
         )  # fmt: skip
-        spread_groups(values, n, run, rows, at)
+        spread_in_rows(values, n, run, rows, at)
     streaming = streams_lines(job, dx, width, steps[2])
     writing = operation, tensors, steps, positions, weights, mean, rows, streaming
-    over_row(write_part, writing, x, width)
+    over_row(write_segment_of_samples, writing, x, width)
 
 
 @as_argument
-def normalise_part(arguments, c, part):
-    """Write y of a part of some groups at all positions."""
+def normalise_segment(arguments, c, segment):
+    """Write y of a segment of some groups at all positions."""
     operation, tensors, steps, positions, along, rows, streaming = arguments
     x = tensors[1]
     coefficients = (
-        as_loaded(x, load_lanes(rows[1], c)), as_loaded(x, load_part(along[1], c, part)),
+        as_loaded(x, load_lanes(rows[1], c)), as_loaded(x, load_segment(along[1], c, segment)),
         as_loaded(x, load_lanes(rows[0], c)), as_loaded(x, load_lanes(rows[2], c)),
-        as_loaded(x, load_part(along[0], c, part)),
+        as_loaded(x, load_segment(along[0], c, segment)),
     )  # fmt: skip
-    write_positions(operation, tensors, steps, positions, c, coefficients, part, streaming)
+    write_positions(operation, tensors, steps, positions, c, coefficients, segment, streaming)
 
 
 @helper
@@ -211,8 +211,8 @@ def forward(operation, dy, x, dx, job):
         n, at = smaller(LANES, groups - start), start * run
         compute_statistics(job, first + start, n, means, invstds, rests)
         values = means, invstds, rests, rests
-        spread_groups(values, n, run, (rows[0], rows[1], rows[2], rows[2]), at)
+        spread_in_rows(values, n, run, (rows[0], rows[1], rows[2], rows[2]), at)
     here = shift(along[0], first * run), shift(along[1], first * run)
     streaming = streams_lines(job, dx, width, steps[2])
     arguments = operation, (dy, x, dx), steps, get(job, B.J_ROWS), here, rows, streaming
-    over_row(normalise_part, arguments, x, width)
+    over_row(normalise_segment, arguments, x, width)

@@ -169,7 +169,7 @@ def start_pieces(block, step, scratch):
 
 
 @helper
-def move(block, tensor, address, tile, tile_step, writes, channels, rows, run):
+def copy_tile(block, tensor, address, tile, tile_step, writes, channels, rows, run):
     """Copy a piece of tensor 0 (dy) or 1 (x) to a tile, or a tile to tensor 2 (dx).
 
     ``tile_step`` is the step of a tile's rows: positions in columns, channels in rows.
@@ -207,13 +207,15 @@ def call_on_tile(block, kernel, tiles, whole, s, c, channels, position, rows, k,
         if tiles >> tensor & 1:
             tile = tile_of_dx if tensor == 2 else tile_of_x if tensor == 1 else tile_of_dy
             if tensor < 2:
-                move(block, tensor, get(addresses, tensor), tile, tile_step, 0, channels, rows, run)
+                copy_tile(
+                    block, tensor, get(addresses, tensor), tile, tile_step, 0, channels, rows, run
+                )
             put(addresses, tensor, tile)
             put(job, B.J_ROW_STEPS + tensor, tile_step)
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
     if tiles & B.USES_DX:
-        move(block, as_int64(2), place[2], tile_of_dx, tile_step, 1, channels, rows, run)
+        copy_tile(block, as_int64(2), place[2], tile_of_dx, tile_step, 1, channels, rows, run)
 
 
 @helper
@@ -244,7 +246,9 @@ def copy_to_dx(block, s, c, channels, position, rows, k, run):
     step = get(block, B.ROW_STRIDES + 2 if get(block, B.COLUMNS) != 0 else B.CHANNEL_STRIDES + 2)
     for at in range(0, channels, TILE_CHANNELS):
         dy, _, dx = elements_at(block, s, c + at, position, k)
-        move(block, as_int64(0), dy, dx, step, 0, smaller(TILE_CHANNELS, channels - at), rows, run)
+        copy_tile(
+            block, as_int64(0), dy, dx, step, 0, smaller(TILE_CHANNELS, channels - at), rows, run
+        )
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
@@ -385,31 +389,34 @@ def carry_slot(block, slot, s, terms):
 
 @helper
 def run_task(block, step, scratch, task):
-    """Run one task, with a thread's scratch memory: the step's work on the task's tile."""
+    """Run one task, with a thread's scratch memory: the step's work on the task's share.
+
+    The share is some sets, a block of channels and a part of the positions.
+    """
     not_inlined()
     channels, size = get(step, B.ALL_CHANNELS), get(step, B.CHANNEL_BLOCK)
     parts = get(step, B.PARTS)
     # A part's channels come one after the other, so that threads share all parts alike even if the
     # last channels are fewer, and read in memory's order.
-    tiles = get(step, B.TASKS) // parts
-    part = task // tiles
-    tile = task - part * tiles
+    tasks_of_part = get(step, B.TASKS) // parts
+    part = task // tasks_of_part
+    in_part = task - part * tasks_of_part
     blocks = (channels + size - 1) // size
-    turn = tile // blocks
-    slot = tile - turn * blocks
-    c0 = slot * size
+    turn = in_part // blocks
+    channel_block = in_part - turn * blocks
+    c0 = channel_block * size
     c1 = smaller(c0 + size, channels)
     first = part * get(step, B.PART_SIZE)
     last = smaller(first + get(step, B.PART_SIZE), get(block, B.POSITIONS))
     arithmetic, coefficients = get(step, B.ARITHMETIC), get(step, B.COEFFICIENTS)
     before, after, finally_ = get(step, B.BEFORE), get(step, B.AFTER), get(step, B.LAST)
     sums, writes = get(step, B.SUMS_KERNEL), get(step, B.WRITE_KERNEL)
-    columns, own = get(step, B.PARAMETER_KERNEL) != 0, get(block, B.OWN_PARAMETERS)
-    if own == 0:  # all sets share the parameters, and add to the task's slot
-        slot = tile
+    sums_along, own = get(step, B.PARAMETER_KERNEL) != 0, get(block, B.OWN_PARAMETERS)
+    # If all sets share the parameters, they add to the task's slot.
+    slot = channel_block if own != 0 else in_part
     job = int_buffer(JOB_FIELDS)
     sets, terms = get(step, B.SETS_PER_TASK), 0
-    adds = columns and sums_parameters(block) and get(block, B.SLOTS) != 0
+    adds = sums_along and sums_parameters(block) and get(block, B.SLOTS) != 0
     copies = start_pieces(block, step, scratch)
     for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
         if adds and (own != 0 or s == turn * sets):
@@ -430,7 +437,7 @@ def run_task(block, step, scratch, task):
                 call(arithmetic, (block, after, s, base, b0, b1))
                 if after & B.DO_COEFFICIENTS:
                     call(coefficients, (block, s, base, b0, b1))
-            if columns:
+            if sums_along:
                 sum_parameters(block, step, job, s, slot, b0, b1, first, last)
                 if adds:
                     terms += 1

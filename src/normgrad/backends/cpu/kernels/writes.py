@@ -21,7 +21,7 @@ from ..vector.intrinsics import (
     smaller,
 )
 from ..vector.lanes import lanes_of, load_lanes, splat_like
-from ..vector.parts import merge_part, over_row, store_part
+from ..vector.segments import merge_segment, over_row, store_segment
 from .channel_vectors import next_group
 from .elements import (
     advance,
@@ -54,17 +54,17 @@ def prefetch_distance(job):
 
 
 @helper
-def compute_part(operation, tensors, k, coefficients, along, part):
-    """Compute a part of a row of dx or y."""
-    here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
-    return linear_form(operation, tensors, k, here, part)
+def compute_segment(operation, tensors, k, coefficients, along, segment):
+    """Compute a segment of a row of dx or y."""
+    here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, segment)
+    return linear_form(operation, tensors, k, here, segment)
 
 
 @helper
-def write_part(operation, tensors, k, coefficients, along, part, streaming):
-    """Compute and write a part of a row of dx or y."""
-    lanes = compute_part(operation, tensors, k, coefficients, along, part)
-    store_part(tensors[2], k, lanes, part, streaming)
+def write_segment(operation, tensors, k, coefficients, along, segment, streaming):
+    """Compute and write a segment of a row of dx or y."""
+    lanes = compute_segment(operation, tensors, k, coefficients, along, segment)
+    store_segment(tensors[2], k, lanes, segment, streaming)
 
 
 @helper
@@ -73,7 +73,7 @@ def write_head(operation, tensors, coefficients, along, count):
     size = item_size(tensors[2])
     head = smaller(-(address_of(tensors[2]) // size) % (LINE // size), count)
     if head > 0:
-        write_part(operation, tensors, as_int64(0), coefficients, along, head, False)
+        write_segment(operation, tensors, as_int64(0), coefficients, along, head, False)
     return head
 
 
@@ -82,7 +82,7 @@ def write_lanes(operation, tensors, k, end, coefficients, along, ahead, streamin
     """Write whole lanes from element k on; returns where they end."""
     while k + lanes_of(tensors[2]) <= end:
         prefetch_beside_write(operation, tensors, k, ahead)
-        write_part(operation, tensors, k, coefficients, along, None, streaming)
+        write_segment(operation, tensors, k, coefficients, along, None, streaming)
         k += lanes_of(tensors[2])
     return k
 
@@ -97,13 +97,13 @@ def write_row(operation, tensors, coefficients, along, count, ahead):
     """
     lanes = lanes_of(tensors[2])
     if count < lanes:
-        write_part(operation, tensors, as_int64(0), coefficients, along, count, False)
+        write_segment(operation, tensors, as_int64(0), coefficients, along, count, False)
         return
-    last = compute_part(operation, tensors, count - lanes, coefficients, along, None)
+    last = compute_segment(operation, tensors, count - lanes, coefficients, along, None)
     for k in range(0, count - lanes, lanes):
         prefetch_beside_write(operation, tensors, k, ahead)
-        write_part(operation, tensors, k, coefficients, along, None, False)
-    store_part(tensors[2], count - lanes, last, None, False)
+        write_segment(operation, tensors, k, coefficients, along, None, False)
+    store_segment(tensors[2], count - lanes, last, None, False)
 
 
 @helper
@@ -112,7 +112,7 @@ def stream_row(operation, tensors, coefficients, along, count, ahead):
     k = write_head(operation, tensors, coefficients, along, count)
     k = write_lanes(operation, tensors, k, count, coefficients, along, ahead, True)
     if k < count:
-        write_part(operation, tensors, k, coefficients, along, count - k, False)
+        write_segment(operation, tensors, k, coefficients, along, count - k, False)
 
 
 @helper
@@ -171,16 +171,16 @@ def write_run(operation, tensors, job, channel, channels, streaming):
             group, left = next_group(group, left, per_group)
             coefficients = coefficients_of(x, job, channel + c, group)
             if k < end:
-                lanes = merge_part(
+                lanes = merge_segment(
                     dy,
-                    compute_part(operation, tensors, k, before, along, None),
-                    compute_part(operation, tensors, k, coefficients, along, None),
+                    compute_segment(operation, tensors, k, before, along, None),
+                    compute_segment(operation, tensors, k, coefficients, along, None),
                     end - k,
                 )
-                store_part(dx, k, lanes, None, streaming)
+                store_segment(dx, k, lanes, None, streaming)
                 k += lanes_of(dx)
         elif k < end:
-            write_part(operation, tensors, k, coefficients, along, end - k, False)
+            write_segment(operation, tensors, k, coefficients, along, end - k, False)
 
 
 @by_types
@@ -250,8 +250,8 @@ def write_rows(operation, dy, x, dx, job):
 
 
 @as_argument
-def write_part_of_columns(arguments, c, part):
-    """Write a part of some rows of columns."""
+def write_segment_of_columns(arguments, c, segment):
+    """Write a segment of some rows of columns."""
     operation, tensors, steps, rows, terms, ahead, streaming = arguments
     coefficients = (
         load_lanes(terms[0], c), load_lanes(terms[1], c), load_lanes(terms[2], c),
@@ -259,8 +259,8 @@ def write_part_of_columns(arguments, c, part):
     )  # fmt: skip
     for _ in range(rows):
         prefetch_beside_write(operation, tensors, c, ahead)
-        lanes = linear_form(operation, tensors, c, coefficients, part)
-        store_part(tensors[2], c, lanes, part, streaming)
+        lanes = linear_form(operation, tensors, c, coefficients, segment)
+        store_segment(tensors[2], c, lanes, segment, streaming)
         tensors = advance(tensors, steps, 1)
 
 
@@ -288,10 +288,10 @@ def write_columns(operation, dy, x, dx, job):
     for r in range(quarter):
         here = advance((dy, x, dx), apart, r)
         arguments = operation, here, far, QUARTERS, terms, ahead, streaming
-        over_row(write_part_of_columns, arguments, dx, width)
+        over_row(write_segment_of_columns, arguments, dx, width)
     # The rows that are left over, and the rest of a row.
     for r in range(QUARTERS * quarter, rows + 1):
         m = smaller(repeat, count - r * repeat)
         here = advance((dy, x, dx), apart, r)
         arguments = operation, here, apart, 1, terms, ahead, streaming
-        over_row(write_part_of_columns, arguments, dx, channels * run * m)
+        over_row(write_segment_of_columns, arguments, dx, channels * run * m)

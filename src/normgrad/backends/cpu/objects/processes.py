@@ -1,18 +1,12 @@
-"""Compiling units in several processes at once, so that Numba is not imported in this one.
-
-The processes stay for some seconds, since a program that needs kernels often needs more soon: those
-of the backward pass after those of the forward pass.
-"""
+"""Compiling units in several processes at once, so that Numba is not imported in this one."""
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -40,9 +34,6 @@ _INSIDE = "_NORMGRAD_COMPILES"
 #: embeds Python and knows no ``-c``. No more are started then.
 _PATIENCE = 15.0
 _is_python = True
-
-#: The seconds that processes wait for more to compile.
-_IDLE = 5.0
 
 #: The seconds after which a wait is interrupted to say that time has passed.
 _TICK = 0.25
@@ -119,51 +110,6 @@ class _Process:
         self.process.wait()
 
 
-#: The processes that wait for more.
-_idle: list[_Process] = []
-
-
-@atexit.register
-def _end_all() -> None:
-    while _idle:
-        with suppress(IndexError):  # another thread took it
-            _idle.pop().end()
-
-
-def _forget_all() -> None:
-    """Leave them to the process that this one was forked from."""
-    for process in _idle:
-        process.process.returncode = 0
-    _idle.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-def _end_soon() -> None:
-    """End the processes that wait, after some seconds."""
-
-    def end() -> None:
-        time.sleep(_IDLE)
-        _end_all()
-
-    try:
-        threading.Thread(target=end, name="normgrad", daemon=True).start()
-    except RuntimeError:  # no more threads can be started
-        _end_all()
-
-
-def _next() -> _Process:
-    """A process that waits, or a new one.
-
-    Raises:
-        OSError: none can be started.
-    """
-    with suppress(IndexError):
-        return _idle.pop()
-    return _Process()
-
-
 def _family(unit: str) -> str:
     """The name of the units that share most of a unit's helpers, which are then compiled once."""
     start, _, rest = unit.partition(" of ")
@@ -200,7 +146,7 @@ def compiled(
     try:
         with suppress(OSError):  # the processes that could be started are enough
             while batches and len(working) < count:
-                process = _next()
+                process = _Process()
                 working[process.connection] = process
                 process.give(batches.pop(0))
         while working:
@@ -221,8 +167,8 @@ def compiled(
                 if process.units or batches:
                     process.give(process.units or batches.pop(0))
                 else:
-                    _idle.append(process)
                     del working[connection]
+                    process.end()
                 if content:
                     yield unit, content
             for process in [each for each in working.values() if each.is_late()]:
@@ -232,8 +178,6 @@ def compiled(
     finally:
         for process in working.values():
             process.end()
-        if _idle:
-            _end_soon()
 
 
 def work(answer: int) -> None:

@@ -17,10 +17,9 @@ from ..schedule.steps import EXACT, Step
 #: The driver, which runs a schedule's steps.
 DRIVER = "driver"
 #: The walk of a task through the tensors; and the walk with copies to tiles.
-TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
-#: The function of each OpenMP thread; and those that start worker threads on a step, and that each
-#: of them runs.
-OPENMP, START, SERVE = "threads of OpenMP", "start of worker threads", "worker thread"
+RUN_TASKS, IN_TILES = "tasks", "tasks in tiles"
+#: The function of each OpenMP thread; and those with which Python shares steps among its threads.
+OPENMP, BEGIN, TAKE = "threads of OpenMP", "begin", "take"
 
 _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
 _SINGLE, _DOUBLE = dtypes.float32.code, dtypes.float64.code
@@ -37,15 +36,15 @@ def arithmetic(name: str) -> str:
 FUNCTIONS = {
     DRIVER: "driver.drive",
     OPENMP: "driver.share",
-    START: "driver.start",
-    SERVE: "driver.serve",
-    TASKS: "tasks.run_tasks",
-    TASKS_IN_TILES: "tasks.in_tiles",
-    arithmetic("channels"): "arithmetic.arithmetic",
+    BEGIN: "driver.begin",
+    TAKE: "driver.take",
+    RUN_TASKS: "tasks.run_tasks",
+    IN_TILES: "tasks.in_tiles",
+    arithmetic("channels"): "arithmetic.channels",
     arithmetic("gather"): "arithmetic.gather",
     **{
         arithmetic(name): f"coefficients.{name}"
-        for name in ("count", "weights", "batch", "groups", "constant")
+        for name in ("count", "weights", "batch", "channel_groups", "constant")
     },
 }
 #: The kernels' functions, by access pattern and operation.
@@ -118,13 +117,13 @@ def of_schedule(schedule: Schedule) -> dict[int, str]:
         for tensor, (dtype, in_tiles) in enumerate(zip(layout.data, layout.tiles, strict=True))
         if in_tiles
     }
-    return {**by_field, B.IN_TILES: TASKS_IN_TILES} if by_field else {}
+    return {**by_field, B.IN_TILES: IN_TILES} if by_field else {}
 
 
 def of_step(schedule: Schedule, step: Step) -> dict[int, str]:
     """The units of a step, by the step's fields for their addresses."""
     layout = schedule.layout
-    by_field = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
+    by_field = {B.RUN_TASKS: RUN_TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
     for field, operation in (
         (B.SUMS_KERNEL, step.sums),
         (B.WRITE_KERNEL, None if step.along else step.write),
@@ -143,5 +142,5 @@ def needed(schedule: Schedule) -> list[str]:
     for step in schedule.steps:
         units += of_step(schedule, step).values()
     if any(step.fields()[B.THREADS] for step in schedule.steps):
-        units += [OPENMP, START, SERVE]
+        units += [OPENMP, BEGIN, TAKE]
     return units

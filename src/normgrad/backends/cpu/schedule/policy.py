@@ -79,8 +79,8 @@ class Policy:
         return max(self.tasks, min(MOST_TASKS, elements // LARGE_TASK))
 
 
-#: As ``Policy.shared``, for worker threads, which do not spin while they wait. One thread takes
-#: about 100 µs for so many; where the second waits for a busy core, a call takes 300 times as long.
+#: As ``Policy.shared``, for Python's threads, which do not spin while they wait. One thread takes
+#: about 100 µs for so many, several times what it takes to wake another.
 SHARED_BY_WORKERS = 1 << 17
 
 #: The most tasks of a step, each of which may need sums of its own in the workspace, and the

@@ -48,7 +48,7 @@ EVERY_THREAD = 1 << 30
 LEAST_THREADS = 16
 
 #: Values of the block's fields: one number, or several consecutive ones.
-_Fields = dict[int, int | Sequence[int]]
+_Values = dict[int, int | Sequence[int]]
 
 
 @dataclass(eq=False)
@@ -79,11 +79,11 @@ class Schedule:
 
     @property
     def coefficients(self) -> str:
-        """The unit that computes coefficients: "batch", "groups" or "constant"."""
+        """The unit that computes coefficients: "batch", "channel_groups" or "constant"."""
         problem = self.layout.problem
         if problem.forward or problem.constant:
             return "constant"
-        return "groups" if problem.grouped else "batch"
+        return "channel_groups" if problem.grouped else "batch"
 
     def block(self) -> list[int]:
         """The parameter block without its addresses."""
@@ -103,7 +103,7 @@ class Schedule:
         return " ".join((self.layout.pattern, *tiles, *(step.name for step in self.steps)))
 
 
-def _axes(layout: Layout) -> _Fields:
+def _axes(layout: Layout) -> _Values:
     sets, channel, outer = layout.sets, layout.channel, layout.outer
     return {
         B.SETS: sets.size,
@@ -125,9 +125,9 @@ def _axes(layout: Layout) -> _Fields:
     }
 
 
-def _vectors(layout: Layout) -> _Fields:
+def _vectors(layout: Layout) -> _Values:
     problem = layout.problem
-    fields: _Fields = {B.VECTORS_OUTER: problem.by_row and len(layout.outer) > 0}
+    fields: _Values = {B.VECTORS_OUTER: problem.by_row and len(layout.outer) > 0}
     for role, vector in problem.vectors.items():
         word = B.VECTORS + B.VECTOR_FIELDS * (role - B.MEAN)
         together = layout.together if role in STATISTICS else 1
@@ -145,7 +145,7 @@ def _vectors(layout: Layout) -> _Fields:
     return fields
 
 
-def _facts(schedule: Schedule) -> _Fields:
+def _facts(schedule: Schedule) -> _Values:
     """The block's fields on the problem: its facts, scalars and axes."""
     layout = schedule.layout
     problem = layout.problem
@@ -265,7 +265,7 @@ def _scratch(schedule: Schedule) -> dict[int, int]:
     }
 
 
-def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
+def _workspace(schedule: Schedule) -> tuple[_Values, int]:
     """The layout of the workspace, and its size in bytes."""
     layout, cut, problem = schedule.layout, schedule.cut, schedule.layout.problem
     if cut is None:
@@ -314,7 +314,7 @@ def _workspace(schedule: Schedule) -> tuple[_Fields, int]:
     scratch = _scratch(schedule)
     shared = [step.cut.tasks for step in schedule.steps if step.cut.parallel]
     threads = min(max(shared, default=1), schedule.threads)
-    fields: _Fields = {
+    fields: _Values = {
         **scratch,
         B.W_SCRATCH: end,
         B.BANKS: banks,

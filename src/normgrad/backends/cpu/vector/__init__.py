@@ -1,1 +1,1 @@
-"""The language that kernels are written in: instructions, vectors of lanes, parts of rows."""
+"""The language that kernels are written in: instructions, vectors of lanes, segments of rows."""

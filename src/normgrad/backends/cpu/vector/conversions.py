@@ -37,7 +37,7 @@ def value_type(storage: types.Type) -> types.Type:
     return types.float32 if isinstance(storage, HalfStorage) else storage
 
 
-def constant(like: ir.Type, element: ir.Type, value: float) -> ir.Constant:
+def constant_like(like: ir.Type, element: ir.Type, value: float) -> ir.Constant:
     """A constant of an element type, or a vector of it where ``like`` is a vector."""
     if isinstance(like, ir.VectorType):
         return ir.Constant(ir.VectorType(element, like.count), [value] * like.count)
@@ -68,8 +68,8 @@ def below_overflow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     intermediate values overflow float32 next to where it overflows.
     """
     bits = builder.bitcast(value, shaped(value.type, I32))
-    magnitude = builder.and_(bits, constant(value.type, I32, 0x7FFFFFFF))
-    at_end = builder.icmp_signed("==", magnitude, constant(value.type, I32, 0x477FF000))
+    magnitude = builder.and_(bits, constant_like(value.type, I32, 0x7FFFFFFF))
+    at_end = builder.icmp_signed("==", magnitude, constant_like(value.type, I32, 0x477FF000))
     return builder.bitcast(builder.add(bits, builder.sext(at_end, bits.type)), value.type)
 
 
@@ -77,7 +77,7 @@ def widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Val
     """A stored value, or a vector of them, in the type of arithmetic."""
     kind = value.type
     if storage == bfloat16:
-        bits = builder.shl(builder.zext(value, shaped(kind, I32)), constant(kind, I32, 16))
+        bits = builder.shl(builder.zext(value, shaped(kind, I32)), constant_like(kind, I32, 16))
         return builder.bitcast(bits, shaped(kind, F32))
     if storage == float16:
         return builder.fpext(builder.bitcast(value, shaped(kind, F16)), shaped(kind, F32))
@@ -95,19 +95,19 @@ def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     nearest = builder.fptrunc(value, single)
     back = builder.fpext(nearest, kind)
     bits = builder.bitcast(nearest, word)
-    magnitude = builder.and_(bits, constant(kind, I32, 0x7FFFFFFF))
+    magnitude = builder.and_(bits, constant_like(kind, I32, 0x7FFFFFFF))
     inexact = builder.fcmp_ordered("one", back, value)
-    long, positive = shaped(kind, I64), constant(kind, I64, 0x7FFFFFFFFFFFFFFF)
+    long, positive = shaped(kind, I64), constant_like(kind, I64, 0x7FFFFFFFFFFFFFFF)
     over = builder.icmp_unsigned(
         ">",
         builder.and_(builder.bitcast(back, long), positive),
         builder.and_(builder.bitcast(value, long), positive),
     )
     truncated = builder.sub(magnitude, builder.zext(over, word))
-    odd = builder.or_(truncated, constant(kind, I32, 1))
+    odd = builder.or_(truncated, constant_like(kind, I32, 1))
     # A finite value beyond float32's range becomes its largest number, which is rounded to infinity
     # in the half types.
-    sign = builder.and_(bits, constant(kind, I32, -0x80000000))
+    sign = builder.and_(bits, constant_like(kind, I32, -0x80000000))
     return builder.bitcast(builder.select(inexact, builder.or_(sign, odd), bits), single)
 
 
@@ -129,10 +129,10 @@ def narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Va
     if storage == float16:
         return to_float16(builder, below_overflow(builder, value))
     bits = builder.bitcast(value, shaped(kind, I32))
-    sixteen = constant(kind, I32, 16)
-    even = builder.and_(builder.lshr(bits, sixteen), constant(kind, I32, 1))
-    rounded = builder.add(bits, builder.add(even, constant(kind, I32, 0x7FFF)))
-    quiet = builder.or_(bits, constant(kind, I32, 0x00400000))
+    sixteen = constant_like(kind, I32, 16)
+    even = builder.and_(builder.lshr(bits, sixteen), constant_like(kind, I32, 1))
+    rounded = builder.add(bits, builder.add(even, constant_like(kind, I32, 0x7FFF)))
+    quiet = builder.or_(bits, constant_like(kind, I32, 0x00400000))
     nan = builder.fcmp_unordered("uno", value, value)
     high = builder.lshr(builder.select(nan, quiet, rounded), sixteen)
     return builder.trunc(high, shaped(kind, I16))

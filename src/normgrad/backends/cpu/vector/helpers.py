@@ -17,18 +17,18 @@ from ....support.memory import LINE
 
 #: The compilers of units, and of helpers, which are compiled as parts of units.
 UNIT_COMPILER: type = Compiler
-_PART_COMPILER: type = Compiler
+_HELPER_COMPILER: type = Compiler
 with suppress(ImportError):  # this version of Numba is unknown there
     from . import pipeline
 
-    UNIT_COMPILER, _PART_COMPILER = pipeline.UnitCompiler, pipeline.PartCompiler
+    UNIT_COMPILER, _HELPER_COMPILER = pipeline.UnitCompiler, pipeline.HelperCompiler
 
 #: Numba's options for all functions here: a division by zero gives what NumPy gives, and there are
 #: no references to count.
 OPTIONS = {"error_model": "numpy", "_nrt": False}
 _OPTIONS = {
     **OPTIONS,
-    "pipeline_class": _PART_COMPILER,
+    "pipeline_class": _HELPER_COMPILER,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }

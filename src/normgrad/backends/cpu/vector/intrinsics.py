@@ -129,10 +129,10 @@ def word(emit: Emitter, address: Any, index: Any) -> Any:
 
 
 @instruction(lambda address, value: types.int64(types.int64, types.int64))
-def exchange(emit: Emitter, address: Any, value: Any) -> Any:
-    """Store a word at an address and return the old one, at once for all threads."""
+def fetch_add(emit: Emitter, address: Any, value: Any) -> Any:
+    """Add to a word at an address and return what it was, at once for all threads."""
     words = emit.builder.inttoptr(address, I64.as_pointer())
-    return emit.builder.atomic_rmw("xchg", words, value, "seq_cst")
+    return emit.builder.atomic_rmw("add", words, value, "seq_cst")
 
 
 @instruction(lambda address, x: types.CPointer(value_type(x.dtype))(types.int64, x))

@@ -37,7 +37,7 @@ if not (0, 62) <= numba.version_info.short <= (0, 68):
     raise ImportError(f"tried with Numba 0.62 to 0.68, not {numba.__version__}")
 
 
-class _Part(JITCodeLibrary):  # type: ignore[misc]
+class _Helper(JITCodeLibrary):  # type: ignore[misc]
     """LLVM's code of a helper and of the functions that it calls, to be linked to units."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -74,10 +74,10 @@ class _Lower(Lower):  # type: ignore[misc]
         return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
 
-def _lower_part(state: Any) -> None:
+def _lower_helper(state: Any) -> None:
     """Lower Numba's code to LLVM's, as Numba's own pass does, but without machine code."""
     target, name, flags = state.targetctx, state.func_id.func_qualname, state.flags
-    library = _Part(target.codegen(), name)
+    library = _Helper(target.codegen(), name)
     described = PythonFunctionDescriptor.from_specialized_function(
         state.func_ir, state.typemap, state.return_type, state.calltypes,
         mangler=target.mangler, inline=flags.forceinline, noalias=flags.noalias,
@@ -173,7 +173,7 @@ class UnitCompiler(CompilerBase):  # type: ignore[misc]
         return state.cr
 
 
-class PartCompiler(UnitCompiler):
+class HelperCompiler(UnitCompiler):
     """The compiler of helpers."""
 
-    _lower = staticmethod(_lower_part)
+    _lower = staticmethod(_lower_helper)

@@ -1,4 +1,4 @@
-"""Parts of a row in memory: whole lanes, or the few elements that a row ends with."""
+"""Segments of a row in memory: whole lanes, or the few elements that a row ends with."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Valu
     """
     size = lanes = value.type.count
     while size > 0:
-        part = shuffled(builder, value, value, range(size))
+        segment = shuffled(builder, value, value, range(size))
         has = builder.icmp_unsigned("!=", builder.and_(count, I64(size)), I64(0))
         before = builder.block
         with builder.if_then(has):
-            place = builder.bitcast(at, part.type.as_pointer())
-            builder.store(part, place, align=size_of(part.type.element))
+            place = builder.bitcast(at, segment.type.as_pointer())
+            builder.store(segment, place, align=size_of(segment.type.element))
             further = builder.gep(at, [I64(size)])
             rest = value
             if size < lanes:
                 rest = shuffled(builder, value, value, range(size, 2 * size))
             inside = builder.block
-        next_at, next_value = builder.phi(at.type), builder.phi(part.type)
-        for source, (place, left) in ((inside, (further, rest)), (before, (at, part))):
+        next_at, next_value = builder.phi(at.type), builder.phi(segment.type)
+        for source, (place, left) in ((inside, (further, rest)), (before, (at, segment))):
             next_at.add_incoming(place, source)
             next_value.add_incoming(left, source)
         at, value, size = next_at, next_value, size // 2
@@ -160,42 +160,42 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
     masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
 
 
-# Parts of a row: ``part`` is None for all lanes, or the number of elements. A kernel is compiled
-# for one of the two, so one function serves both and has no test at run time.
+# Segments of a row: ``segment`` is None for all lanes, or the number of elements. A kernel is
+# compiled for one of the two, so one function serves both and has no test at run time.
 
 
 @by_types
-def load_part(pointer, index, part):
+def load_segment(pointer, index, segment):
     """``load_lanes`` or ``load_some``."""
-    if isinstance(part, types.Integer):
-        return lambda pointer, index, part: load_some(pointer, index, part)
-    return lambda pointer, index, part: load_lanes(pointer, index)
+    if isinstance(segment, types.Integer):
+        return lambda pointer, index, segment: load_some(pointer, index, segment)
+    return lambda pointer, index, segment: load_lanes(pointer, index)
 
 
 @by_types
-def merge_part(pointer, lanes, others, part):
+def merge_segment(pointer, lanes, others, segment):
     """``merge_some``, or the lanes.
 
     To leave elements out of a sum, merge the sum rather than the terms: some processors multiply,
     select and add in one instruction, which rounds differently.
     """
-    if isinstance(part, types.Integer):
-        return lambda pointer, lanes, others, part: merge_some(pointer, lanes, others, part)
-    return lambda pointer, lanes, others, part: lanes
+    if isinstance(segment, types.Integer):
+        return lambda pointer, lanes, others, segment: merge_some(pointer, lanes, others, segment)
+    return lambda pointer, lanes, others, segment: lanes
 
 
-def _storing_part(by_words: bool) -> Any:
+def _storing_segment(by_words: bool) -> Any:
     store_lanes, stream_lanes = _storing(False, by_words), _storing(True, by_words)
 
     @by_types
-    def store_part(pointer, index, lanes, part, streaming):
-        """Write a part of a row, rounded to the tensor's type; by non-temporal stores if asked."""
-        if isinstance(part, types.Integer):
-            return lambda pointer, index, lanes, part, streaming: _store_some(
-                pointer, index, lanes, part
+    def store_segment(pointer, index, lanes, segment, streaming):
+        """Write a segment of a row, rounded to the tensor's type; past the caches if asked."""
+        if isinstance(segment, types.Integer):
+            return lambda pointer, index, lanes, segment, streaming: _store_some(
+                pointer, index, lanes, segment
             )
 
-        def store(pointer, index, lanes, part, streaming):
+        def store(pointer, index, lanes, segment, streaming):
             if streaming:
                 stream_lanes(pointer, index, lanes)
             else:
@@ -203,20 +203,20 @@ def _storing_part(by_words: bool) -> Any:
 
         return store
 
-    return store_part
+    return store_segment
 
 
 # The second rounds to bfloat16 by integers, on any processor: it has no branch.
-store_part, store_part_by_words = _storing_part(False), _storing_part(True)
+store_segment, store_segment_by_words = _storing_segment(False), _storing_segment(True)
 
 
 @helper
-def over_row(part_of_row, arguments, tensor, width):
-    """Call a function for each part of a tensor's row."""
+def over_row(segment_of_row, arguments, tensor, width):
+    """Call a function for each segment of a tensor's row."""
     not_inlined()
     lanes = lanes_of(tensor)
     whole = width // lanes * lanes
     for c in range(0, whole, lanes):
-        part_of_row(arguments, c, None)
+        segment_of_row(arguments, c, None)
     if whole < width:
-        part_of_row(arguments, whole, width - whole)
+        segment_of_row(arguments, whole, width - whole)
