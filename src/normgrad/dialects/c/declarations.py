@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..aclnn import contracts, products
-from ..rules import Contract, Parameter, Scalar
+from ..rules import Contract, ScalarRow, TensorRow
 from .signatures import Function
 
 FOLDER = Path(str(resources.files(__package__)))
@@ -97,15 +97,15 @@ def _header(path: str, includes: Iterable[str], declarations: Iterable[str]) -> 
     return Header(path, "\n\n".join(parts) + "\n")
 
 
-def _argument(operator: str, row: Parameter | Scalar) -> str:
-    if isinstance(row, Scalar):
+def _argument(operator: str, row: TensorRow | ScalarRow) -> str:
+    if isinstance(row, ScalarRow):
         return _scalar(row)[0] + row.name
     is_variable = row.is_output or row.is_updated or row.name in _NOT_CONSTANT.get(operator, ())
     is_constant = not is_variable or row.name in _CONSTANT.get(operator, ())
     return f"{'const ' * is_constant}aclTensor *{row.name}"
 
 
-def _scalar(row: Scalar) -> tuple[str, str, str]:
+def _scalar(row: ScalarRow) -> tuple[str, str, str]:
     return _SCALARS[re.split(r"\W", row.text)[0]]
 
 
@@ -134,8 +134,8 @@ def operators_source() -> str:
         name, (check, compute) = contract.name, _prototypes(contract)
         rows, values = [], []
         for row in contract.rows:
-            is_output = isinstance(row, Parameter) and row.is_output
-            _, letter, field = _scalar(row) if isinstance(row, Scalar) else ("", "T", "handle")
+            is_output = isinstance(row, TensorRow) and row.is_output
+            _, letter, field = _scalar(row) if isinstance(row, ScalarRow) else ("", "T", "handle")
             rows.append(f"{{\"{row.name}\", '{letter}', {str(is_output).lower()}}}")
             values.append(f"{{.{field} = {row.name}}}")
         parts.append(
