@@ -295,11 +295,8 @@ def aclCreateTensor(
     storage = dims if storage_dims is None else AclnnError.sizes(name, "storageDims", storage_dims)
     kind = AclnnError.member(name, "dataType", aclDataType, data_type)
     order = AclnnError.member(name, "format", aclFormat, format)
-    if data is None:
-        memory = Memory(0, 0, None, False)
-    elif type(data) is Memory:
-        memory = data
-    else:
+    memory = Memory(0, 0, None, False)
+    if data is not None:
         memory = AclnnError.memory(name, "tensorData", data, writing=False)
     return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)
 

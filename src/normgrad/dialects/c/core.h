@@ -127,7 +127,6 @@ void *peek(const void *handle,
 const char *
 problem_of(const void *handle);      // what is wrong with a handle that ``peek`` does not know
 const char *name_of(enum kind kind); // such as "an aclTensor"
-bool handle_ended(const void *handle);
 void end_handle(const struct call *call, const void *handle);
 // Call a function for the handle, kind and object of each living one.
 void each_object(void (*visit)(void *handle, enum kind kind, void *object, void *data), void *data);

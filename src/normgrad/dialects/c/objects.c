@@ -145,12 +145,6 @@ void *peek(const void *handle, enum kind *kind)
     return object;
 }
 
-bool handle_ended(const void *handle)
-{
-    enum kind kind;
-    return !peek(handle, &kind);
-}
-
 const char *problem_of(const void *handle)
 {
     static __thread char text[128];

@@ -127,9 +127,10 @@ static int check_tensor(const struct call *call, struct executor *executor, int 
     const char *name = executor->operator->parameters[index].name;
     const struct tensor *tensor = executor->job.arguments[index].object;
     struct block block;
+    enum kind kind;
     int64_t low = 0, high = 0;
     span_of(executor->job.plan, index, &low, &high);
-    if (handle_ended(executor->handles[index]))
+    if (!peek(executor->handles[index], &kind))
         return refuse(call, "%s: it was destroyed since phase 1; allowed: what stays until phase 2",
                       name);
     if (high == low)
