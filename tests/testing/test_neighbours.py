@@ -35,7 +35,7 @@ CALLS = {
 def broken_by(contract, product, request):
     """The parameter that a request breaks first, and in which respect."""
     with pytest.raises(rules.ContractError) as caught:
-        rules.check(rules.Call(contract, product, request.arguments), (product,))
+        rules.check(rules.BoundArguments(contract, product, request.arguments), (product,))
     return caught.value.parameter, caught.value.aspect
 
 
@@ -49,7 +49,7 @@ def test_each_rule_is_broken_and_nothing_else_is_said_to_be(name):
     for mistake in near.illegal.values():
         assert not mistake.computes
         found.add(broken_by(contract, product, request.changed(mistake.changes)))
-    for row in contract.parameters:
+    for row in contract.tensors:
         if row.when != rules.MAY_BE_NULL:
             assert (row.name, rules.Aspect.NULL) in found
         for rule in row.on(product.name).rules:
@@ -79,7 +79,7 @@ def test_what_is_kept_is_true_of_the_memory(name):
 def test_every_format_that_a_table_names_is_kept(name):
     contract, product, _ = CALLS[name]
     legal = _near(name).legal
-    for row in contract.parameters:
+    for row in contract.tensors:
         for rule in row.on(product.name).formats:
             if not rule.text.startswith("as ") and "axes" not in rule.text:
                 names = rule.text.split(", ")
@@ -87,7 +87,7 @@ def test_every_format_that_a_table_names_is_kept(name):
                 is_alone = not any(each.text.startswith("as ") for each in row.formats)
                 is_followed = any(
                     each.text == f"as {row.name}"
-                    for one in contract.parameters
+                    for one in contract.tensors
                     for each in one.formats
                 )
                 if is_alone and not is_followed:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..dialects.rules import Contract, Parameter, Product, Scalar
+from ..dialects.rules import Contract, Product, ScalarRow, TensorRow
 from . import show
 from .archives import InputError
 
@@ -62,7 +62,7 @@ def _print(contract: Contract, product: Product | None, able: list[Product]) -> 
         return
     rows: list[tuple[str, ...]] = []
     for row in contract.rows:
-        if isinstance(row, Scalar):
+        if isinstance(row, ScalarRow):
             rows.append((row.name, row.text, "", "", "", ""))
         elif product is not None:
             rows.append(_cells(row.on(product.name), product))
@@ -76,7 +76,7 @@ def _print(contract: Contract, product: Product | None, able: list[Product]) -> 
     show.columns(header, rows, title=f"{contract.name} on {where}")
 
 
-def _cells(row: Parameter, product: Product | None) -> tuple[str, ...]:
+def _cells(row: TensorRow, product: Product | None) -> tuple[str, ...]:
     dtypes = [
         ", ".join(product.dtypes) if product and str(rule) == "by product" else str(rule)
         for rule in row.dtypes
@@ -91,7 +91,7 @@ def _cells(row: Parameter, product: Product | None) -> tuple[str, ...]:
     )
 
 
-def _exception(row: Parameter, product: str) -> tuple[str, ...]:
+def _exception(row: TensorRow, product: str) -> tuple[str, ...]:
     usual, here = _cells(row, None), _cells(row.on(product), None)
     changed = [now if now != then else "" for then, now in zip(usual, here, strict=True)]
     return (f"  on {product}", *changed[1:])

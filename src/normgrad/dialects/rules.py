@@ -1,8 +1,11 @@
-"""The contracts of the vendors' APIs (dialects) as tables, and the code that checks calls by them.
+"""The parts of contracts, which are tables of what a vendor's API allows, and the check of calls.
 
-A dialect lists each operator's parameters: when each is needed, which dtypes, formats, ranks and
-shapes it may have, and how products differ. The tables are data: calls are checked against them,
-and they can be printed for people to read. The dialect decides which status a broken rule returns.
+A contract has a row for each argument of an operator: when it is needed, which dtypes, formats,
+ranks and shapes it may have, and how products differ. The tables are data: calls are checked
+against them, and they can be printed for people to read. The dialect decides which status a broken
+rule returns. A dialect's contracts (:mod:`.aclnn.contracts`, and CONTRACT in :mod:`.infiniop`) are
+not normgrad's own operators' declarations (:mod:`normgrad.operators.contract`): they say what the
+vendor's documents allow, and allow nothing that a declaration does not.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from math import prod
 from typing import Any, Protocol
 
 from ..tensors import strides as layout
+
+#: How a value breaks a rule: what it was, and what is allowed.
+Breach = tuple[str, str]
 
 # Calls
 
@@ -66,17 +72,17 @@ class Product:
 
 
 @dataclass
-class Call:
-    """The arguments of one call, by name.
+class BoundArguments:
+    """The arguments of one call, by name, with the contract and the product that count.
 
-    ``malformed`` holds the arguments of a wrong type, each with a description of what it was and of
-    what is allowed. They do not count as nulls, and are not checked further.
+    ``unusable`` has the arguments of a wrong type, and what is wrong with each. They do not count
+    as nulls, and are not checked further.
     """
 
     contract: Contract
     product: Product
     arguments: Mapping[str, Any]
-    malformed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unusable: Mapping[str, Breach] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -85,9 +91,6 @@ class Call:
 
 
 # Rules for tensors
-
-#: Descriptions of what a value was and of what is allowed; None if the value obeys a rule.
-Broken = tuple[str, str] | None
 
 
 def one_of(names: Sequence[str]) -> str:
@@ -102,13 +105,13 @@ class Rule:
     Attributes:
         aspect: what the condition is about.
         text: the condition in a table.
-        broken: describes a tensor that breaks the rule, and what is allowed.
+        breach: how a tensor breaks the rule; None if it obeys.
         ranks: the numbers of axes that are allowed, if the rule is about them.
     """
 
     aspect: Aspect
     text: str
-    broken: Callable[[Tensor, Call], Broken]
+    breach: Callable[[Tensor, BoundArguments], Breach | None]
     ranks: range = range(0)
 
     def __str__(self) -> str:
@@ -118,20 +121,20 @@ class Rule:
 def dtype_in(*names: str) -> Rule:
     """The dtype must be one of these; without names, one that the product computes with."""
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         allowed = names or call.product.dtypes
         if tensor.dtype_name in allowed:
             return None
         return f"dtype {tensor.dtype_name}", one_of(allowed)
 
-    return Rule(Aspect.DTYPE, one_of(names) if names else "by product", broken)
+    return Rule(Aspect.DTYPE, one_of(names) if names else "by product", breach)
 
 
 def dtype_of(*others: str, or_float32: bool = False) -> Rule:
     """The dtype must be that of the first of ``others`` that is given, or maybe float32."""
     text = f"as {', else '.join(others)}{', or float32' if or_float32 else ''}"
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         tensors = filter(None, map(call.arguments.get, others))
         allowed = [other.dtype_name for other in tensors][:1]
         if allowed and or_float32 and "float32" not in allowed:
@@ -140,13 +143,13 @@ def dtype_of(*others: str, or_float32: bool = False) -> Rule:
             return None
         return f"dtype {tensor.dtype_name}", f"{one_of(allowed)}, {text}"
 
-    return Rule(Aspect.DTYPE, text, broken)
+    return Rule(Aspect.DTYPE, text, breach)
 
 
 def format_in(names: Sequence[str], ranks: Mapping[str, int]) -> Rule:
     """The format must be in a list; ``ranks`` are the numbers of axes that some formats require."""
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         name, rank = tensor.format_name, len(tensor.dims)
         if name not in names:
             return f"format {name}", one_of(names)
@@ -155,39 +158,39 @@ def format_in(names: Sequence[str], ranks: Mapping[str, int]) -> Rule:
         return None
 
     texts = (f"{name} ({ranks[name]} axes)" if name in ranks else name for name in names)
-    return Rule(Aspect.FORMAT, ", ".join(texts), broken)
+    return Rule(Aspect.FORMAT, ", ".join(texts), breach)
 
 
 def format_of(other: str) -> Rule:
     """The format must be that of another parameter."""
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         peer = call.arguments.get(other)
         if peer is None or tensor.format_name == peer.format_name:
             return None
         return f"format {tensor.format_name}", f"{peer.format_name}, as {other}"
 
-    return Rule(Aspect.FORMAT, f"as {other}", broken)
+    return Rule(Aspect.FORMAT, f"as {other}", breach)
 
 
 def rank_in(least: int, most: int) -> Rule:
     """The number of axes must be in a range."""
     text = f"{least}" if least == most else f"{least} to {most}"
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         rank = len(tensor.dims)
         if least <= rank <= most:
             return None
         return f"{rank} axes", text + (" axes" if most > 1 else " axis")
 
-    return Rule(Aspect.SHAPE, text, broken, range(least, most + 1))
+    return Rule(Aspect.SHAPE, text, breach, range(least, most + 1))
 
 
 def shape_of(other: str, otherwise: str | None = None) -> Rule:
     """The shape must be that of another parameter; if that is null, one axis of a named size."""
     text = f"as {other}" + (f", else ({otherwise},)" if otherwise else "")
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         peer = call.arguments.get(other)
         if peer is not None:
             expected, reason = peer.dims, f"as {other}"
@@ -199,60 +202,60 @@ def shape_of(other: str, otherwise: str | None = None) -> Rule:
             return None
         return f"shape {tensor.dims}", f"{expected}, {reason}"
 
-    return Rule(Aspect.SHAPE, text, broken)
+    return Rule(Aspect.SHAPE, text, breach)
 
 
 def with_channels(same: Rule | None = None) -> Rule:
     """Axis 1, the channels, must not be empty; the shape must maybe obey another rule too."""
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
-        breach = same.broken(tensor, call) if same else None
-        if breach is None and not tensor.dims[1]:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
+        found = same.breach(tensor, call) if same else None
+        if found is None and not tensor.dims[1]:
             return f"shape {tensor.dims}", "1 channel or more"
-        return breach
+        return found
 
-    return Rule(Aspect.SHAPE, f"{same or 'any'}, C ≥ 1", broken)
+    return Rule(Aspect.SHAPE, f"{same or 'any'}, C ≥ 1", breach)
 
 
 def length(size: str, or_empty_unless: str | None = None) -> Rule:
     """The shape must be one axis of a named size, or maybe of length 0 while a flag is false."""
     empty = f", or (0,) unless {or_empty_unless}" if or_empty_unless else ""
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         expected = call.sizes[size]
         may_be_empty = or_empty_unless and not call.arguments[or_empty_unless]
         if tensor.dims == (expected,) or (may_be_empty and tensor.dims == (0,)):
             return None
         return f"shape {tensor.dims}", f"({expected},), the length of {size}"
 
-    return Rule(Aspect.SHAPE, f"({size},){empty}", broken)
+    return Rule(Aspect.SHAPE, f"({size},){empty}", breach)
 
 
-def derived_shape(text: str, shape: Callable[[Call], tuple[int, ...]]) -> Rule:
+def derived_shape(text: str, shape: Callable[[BoundArguments], tuple[int, ...]]) -> Rule:
     """The shape must be one that a function computes from the call; ``text`` describes it."""
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         expected = shape(call)
         return None if tensor.dims == expected else (f"shape {tensor.dims}", f"{expected}, {text}")
 
-    return Rule(Aspect.SHAPE, text, broken)
+    return Rule(Aspect.SHAPE, text, breach)
 
 
 def elements(*sizes: str) -> Rule:
     """The number of elements must be the product of named sizes, in any shape."""
     text = "·".join(sizes)
 
-    def broken(tensor: Tensor, call: Call) -> Broken:
+    def breach(tensor: Tensor, call: BoundArguments) -> Breach | None:
         expected = prod(map(call.sizes.__getitem__, sizes))
         count = prod(tensor.dims)
         if count == expected:
             return None
         return f"shape {tensor.dims}, {count} elements", f"{expected} elements, {text}"
 
-    return Rule(Aspect.SHAPE, text, broken)
+    return Rule(Aspect.SHAPE, text, breach)
 
 
-def _not_contiguous(tensor: Tensor, call: Call) -> Broken:
+def _not_contiguous(tensor: Tensor, call: BoundArguments) -> Breach | None:
     dims, expected = tensor.dims, layout.contiguous_strides(tensor.dims)
     if 0 in dims or layout.used_strides(dims, tensor.strides) == layout.used_strides(
         dims, expected
@@ -261,13 +264,13 @@ def _not_contiguous(tensor: Tensor, call: Call) -> Broken:
     return f"strides {tensor.strides}", f"{expected}"
 
 
-def _not_positive(tensor: Tensor, call: Call) -> Broken:
+def _not_positive(tensor: Tensor, call: BoundArguments) -> Breach | None:
     if all(step > 0 for step in tensor.strides):
         return None
     return f"strides {tensor.strides}", "more than 0"
 
 
-def _empty(tensor: Tensor, call: Call) -> Broken:
+def _empty(tensor: Tensor, call: BoundArguments) -> Breach | None:
     return (f"shape {tensor.dims}", "1 element or more") if 0 in tensor.dims else None
 
 
@@ -296,11 +299,11 @@ class When:
     entry: int | None = None
     checked: tuple[Aspect, ...] = ()
 
-    def needed(self, call: Call) -> bool:
+    def needed(self, call: BoundArguments) -> bool:
         """Whether the tensor must be given."""
         if isinstance(self.flag, bool):
             return self.flag
-        if self.flag in call.malformed:
+        if self.flag in call.unusable:
             return False
         value = call.arguments[self.flag]
         if self.entry is not None:
@@ -319,7 +322,7 @@ ALWAYS, MAY_BE_NULL = When(True), When(False, checked=EVERY)
 
 
 @dataclass(frozen=True)
-class Parameter:
+class TensorRow:
     """A tensor's row of a table.
 
     ``is_updated`` is for inputs that the operator also writes; ``exceptions`` are the fields that
@@ -337,7 +340,7 @@ class Parameter:
     is_updated: bool = False
     exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def on(self, product: str) -> Parameter:
+    def on(self, product: str) -> TensorRow:
         """The row for one product."""
         changes = self.exceptions.get(product)
         return replace(self, **changes, exceptions={}) if changes else self
@@ -350,16 +353,16 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Scalar:
+class ScalarRow:
     """The row of a table for an argument that is not a tensor.
 
-    ``broken`` describes a wrong value, and what is allowed. If ``is_pointer`` is true, a null is
+    ``breach`` tells how a value breaks the rule. If ``is_pointer`` is true, a null is
     reported before other errors.
     """
 
     name: str
     text: str
-    broken: Callable[[Any, Call], Broken]
+    breach: Callable[[Any, BoundArguments], Breach | None]
     is_pointer: bool = False
 
 
@@ -373,20 +376,20 @@ class Contract:
     """
 
     name: str
-    rows: tuple[Parameter | Scalar, ...]
-    sizes: Callable[[Call], Mapping[str, int]]
+    rows: tuple[TensorRow | ScalarRow, ...]
+    sizes: Callable[[BoundArguments], Mapping[str, int]]
     sized_by: tuple[str, ...] = ()
     stages: tuple[tuple[Aspect, ...], ...] = (EVERY,)
 
     @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def tensors(self) -> tuple[TensorRow, ...]:
         """The rows of tensors."""
-        return tuple(row for row in self.rows if isinstance(row, Parameter))
+        return tuple(row for row in self.rows if isinstance(row, TensorRow))
 
     @cached_property
-    def scalars(self) -> tuple[Scalar, ...]:
+    def scalars(self) -> tuple[ScalarRow, ...]:
         """The rows of the other arguments."""
-        return tuple(row for row in self.rows if isinstance(row, Scalar))
+        return tuple(row for row in self.rows if isinstance(row, ScalarRow))
 
     @cache  # noqa: B019 - a few tables, which live as long as the process
     def steps_on(self, product: str) -> tuple[tuple[str, Rule], ...]:
@@ -394,7 +397,7 @@ class Contract:
         steps: list[tuple[str, Rule]] = []
         for stage in self.stages:
             late: list[tuple[str, Rule]] = []
-            for row in (parameter.on(product) for parameter in self.parameters):
+            for row in (tensor.on(product) for tensor in self.tensors):
                 is_sizing = Aspect.SHAPE in stage and row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
@@ -404,7 +407,7 @@ class Contract:
         return tuple(steps)
 
 
-def check(call: Call, products: Sequence[Product]) -> None:
+def check(call: BoundArguments, products: Sequence[Product]) -> None:
     """Raise a ContractError for the first rule that a call breaks.
 
     Nulls are checked first, then whether the product has the operator, then everything else.
@@ -414,35 +417,32 @@ def check(call: Call, products: Sequence[Product]) -> None:
         if scalar.is_pointer and call.arguments[scalar.name] is None:
             raise ContractError(scalar.name, f"null; allowed: {scalar.text}", Aspect.NULL)
     checked: dict[str, tuple[Tensor, Sequence[Aspect]]] = {}
-    for parameter in contract.parameters:
-        tensor, when = call.arguments[parameter.name], parameter.when
+    for row in contract.tensors:
+        tensor, when = call.arguments[row.name], row.when
         if tensor is not None:
-            checked[parameter.name] = tensor, EVERY if when.needed(call) else when.checked
+            checked[row.name] = tensor, EVERY if when.needed(call) else when.checked
         elif when.needed(call):
             message = f"null; allowed: a tensor ({when})"
-            raise ContractError(parameter.name, message, Aspect.NULL)
+            raise ContractError(row.name, message, Aspect.NULL)
     if contract.name not in call.product.operators:
         able = [product.name for product in products if contract.name in product.operators]
         message = f"{call.product.name}; allowed: {one_of(able)}"
         raise ContractError("product", message, Aspect.PRODUCT)
-    if call.malformed:
-        name = next(row.name for row in contract.rows if row.name in call.malformed)
-        raise _invalid(name, call.malformed[name], call)
+    if call.unusable:
+        name = next(row.name for row in contract.rows if row.name in call.unusable)
+        raise _error(name, call.unusable[name], call)
     for scalar in contract.scalars:
-        broken = scalar.broken(call.arguments[scalar.name], call)
-        if broken is not None:
-            raise _invalid(scalar.name, broken, call)
+        if found := scalar.breach(call.arguments[scalar.name], call):
+            raise _error(scalar.name, found, call)
     for name, rule in contract.steps_on(call.product.name):
         tensor, aspects = checked.get(name, (None, ()))
-        if tensor is not None and rule.aspect in aspects:
-            broken = rule.broken(tensor, call)
-            if broken is not None:
-                raise _invalid(name, broken, call, rule.aspect)
+        if tensor is not None and rule.aspect in aspects and (found := rule.breach(tensor, call)):
+            raise _error(name, found, call, rule.aspect)
 
 
-def _invalid(
-    name: str, broken: tuple[str, str], call: Call, aspect: Aspect = Aspect.VALUE
+def _error(
+    name: str, breach: Breach, call: BoundArguments, aspect: Aspect = Aspect.VALUE
 ) -> ContractError:
-    was, allowed = broken
+    was, allowed = breach
     where = f" on {call.product.name}" if call.product.name else ""
     return ContractError(name, f"{was}; allowed{where}: {allowed}", aspect)

@@ -1,7 +1,8 @@
 """The tables that declare operators, and the engine that checks calls against them.
 
 An operator lists its parameters and outputs. Each has a kind, which stands for a shape and a set of
-dtypes. All checks are made on specs, before anything is computed or written.
+dtypes. All checks are made on specs, before anything is computed or written. What the vendors' APIs
+allow is in contracts of their own (:mod:`normgrad.dialects.rules`).
 """
 
 from __future__ import annotations

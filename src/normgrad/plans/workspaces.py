@@ -47,16 +47,12 @@ def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int
 
 
 class Memory(NamedTuple):
-    """A block of memory, and the object that keeps it alive.
-
-    ``problem`` is the reason why the memory cannot be used, or None.
-    """
+    """A block of memory, and the object that keeps it alive."""
 
     address: int
     nbytes: int
     owner: Any
     writeable: bool
-    problem: str | None = None
 
     def loss(self) -> str | None:
         """The reason why the memory is no longer usable; None if it is usable."""
@@ -115,8 +111,6 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         ValueError: memory that is not contiguous, not on the CPU, or read-only if ``writing``.
     """
     if type(value) is Memory:
-        if value.problem is not None:
-            raise ValueError(f"{name}: {value.problem}")
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):

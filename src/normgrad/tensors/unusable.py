@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class Unusable:
-    """The placeholder for an argument that a dialect must refuse; its text is the reason."""
+    """The placeholder for an argument that a dialect must refuse, or the owner of such memory.
+
+    Its text is the reason.
+    """
 
     __slots__ = ("_text",)
 

@@ -279,7 +279,7 @@ def mistakes(kind: str, product: Product) -> Mapping[str, Mistake]:
         return {f"on {product.name}": Mistake(STATUSES[Aspect.PRODUCT])}
     found = dict(near(kind, product).illegal)
     base = _base_case(kind, product).request()
-    for row in contract.parameters:
+    for row in contract.tensors:
         found[f"{row.name}: destroyed"] = _INVALID
         if row.is_output:
             one_place = {row.name: {"strides": (0,) * len(base.tensors[row.name].dims)}}

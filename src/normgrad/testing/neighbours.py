@@ -28,7 +28,7 @@ _AXES = ("no axis", "one axis", *(f"{number} axes" for number in _NUMBERS))
 def breach(contract: Contract, product: Product, request: Request) -> Aspect | None:
     """In which respect a request first breaks a contract; None if its arguments keep it."""
     try:
-        rules.check(rules.Call(contract, product, request.arguments), (product,))
+        rules.check(rules.BoundArguments(contract, product, request.arguments), (product,))
     except rules.ContractError as error:
         return error.aspect
     return None
@@ -81,7 +81,7 @@ class Neighbours:
         """Changes on both sides of each rule, by names."""
         contract, tensors = self.contract, self.base.tensors
         data = [name for name, each in tensors.items() if each.dims == tensors["input"].dims]
-        for row in (each for each in contract.parameters if each.name in tensors):
+        for row in (each for each in contract.tensors if each.name in tensors):
             yield f"{row.name}: null", {row.name: None}
             tensor, groups = tensors[row.name], {row.name: [row.name]}
             if row.name == "input":

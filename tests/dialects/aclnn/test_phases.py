@@ -425,7 +425,7 @@ def test_any_listed_dtype_and_format(dtype, format):
     made = aclnn.aclCreateTensor(
         (2,) * 12, CODES[dtype], None, 0, FORMATS[format], None, np.zeros(1 << 17, np.uint8)
     )
-    assert (made.dtype_name, made.format_name, made.problem) == (dtype, format, None)
+    assert (made.dtype_name, made.format_name, made.unusable) == (dtype, format, None)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_views_outside_their_memory(dims, strides, offset, fits):
     made = aclnn.aclCreateTensor(
         dims, aclnn.ACL_FLOAT, strides, offset, aclnn.ACL_FORMAT_ND, None, np.zeros(10, np.float32)
     )
-    assert (made.problem is None) is fits
+    assert (made.unusable is None) is fits
     x = np.zeros((2, 3), np.float32)
     t = aclnn.tensor
     if dims == (2, 3):

@@ -192,6 +192,15 @@ def test_a_header_stands_alone(libraries, tmp_path, header, suffix):
     libraries.compile(source, tmp_path / "host", dialect)
 
 
+def test_programs_can_tell_normgrad_from_infinicore(libraries, tmp_path):
+    source = tmp_path / "host.c"
+    source.write_text(
+        '#include "infinirt.h"\n#ifndef NORMGRAD_CAPI\n#error "no macro"\n#endif\n'
+        "int main(void) { return normgradGetRecentErrMsg() == 0; }\n"
+    )
+    libraries.compile(source, tmp_path / "host", "infini")
+
+
 @pytest.mark.parametrize("suffix", LANGUAGES)
 def test_all_headers_stand_together(libraries, tmp_path, suffix):
     source = tmp_path / f"host{suffix}"

@@ -1,4 +1,7 @@
-"""The contracts of the operators, as tables (see :mod:`normgrad.dialects.rules`)."""
+"""CANN's contracts: what its documents allow for the arguments of each operator, on each product.
+
+:mod:`normgrad.dialects.rules` has the classes of the tables.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from ..rules import (
     FILLED,
     MAY_BE_NULL,
     Aspect,
-    Broken,
-    Call,
+    BoundArguments,
+    Breach,
     Contract,
-    Parameter,
     Rule,
-    Scalar,
+    ScalarRow,
+    TensorRow,
     When,
     derived_shape,
     dtype_in,
@@ -53,11 +56,11 @@ MOST_CHANNELS_OF_GROUP = 8000
 # Scalars
 
 
-def _bool(value: Any, call: Call) -> Broken:
+def _bool(value: Any, call: BoundArguments) -> Breach | None:
     return None if isinstance(value, bool) else (represent(value), "True or False")
 
 
-def _double(value: Any, call: Call) -> Broken:
+def _double(value: Any, call: BoundArguments) -> Breach | None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return represent(value), "a number"
     try:
@@ -67,24 +70,23 @@ def _double(value: Any, call: Call) -> Broken:
     return None
 
 
-def _mask(value: Any, call: Call) -> Broken:
+def _mask(value: Any, call: BoundArguments) -> Breach | None:
     return None if len(value) == 3 else (f"{len(value)} entries", "3")
 
 
-def _int64(value: Any) -> Broken:
+def _int64(value: Any) -> Breach | None:
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
         return represent(value), "an int64"
     return None
 
 
-def _size(value: Any, call: Call) -> Broken:
+def _size(value: Any, call: BoundArguments) -> Breach | None:
     return _int64(value) or (None if value >= 0 else (f"{value}", "0 or more"))
 
 
-def _group(value: Any, call: Call) -> Broken:
-    broken = _int64(value)
-    if broken is not None:
-        return broken
+def _group(value: Any, call: BoundArguments) -> Breach | None:
+    if breach := _int64(value):
+        return breach
     channels = call.arguments["C"]
     if value <= 0 or channels % value:
         return f"{value}", f"a positive divisor of C, {channels}"
@@ -93,14 +95,14 @@ def _group(value: Any, call: Call) -> Broken:
     return None
 
 
-_EPS = Scalar("eps", "double", _double)
-_OUTPUT_MASK = Scalar("outputMask", "aclBoolArray of size 3", _mask, is_pointer=True)
+_EPS = ScalarRow("eps", "double", _double)
+_OUTPUT_MASK = ScalarRow("outputMask", "aclBoolArray of size 3", _mask, is_pointer=True)
 
 
 # Sizes
 
 
-def _channels(call: Call) -> Mapping[str, int]:
+def _channels(call: BoundArguments) -> Mapping[str, int]:
     data = call.arguments["input"]
     return {"C": data.dims[-1 if data.format_name in CHANNEL_LAST else 1]}
 
@@ -122,14 +124,14 @@ def _row(
     format: Rule = _ND,
     rank: Rule = _DATA,
     **more: Any,
-) -> Parameter:
+) -> TensorRow:
     """A tensor's row; by default that of data, which is required."""
-    return Parameter(name, when, (dtype,), (format,), rank, shape, **more)
+    return TensorRow(name, when, (dtype,), (format,), rank, shape, **more)
 
 
 def _vector(
     name: str, when: When = ALWAYS, empty_unless: str | None = None, **more: Any
-) -> Parameter:
+) -> TensorRow:
     return _row(name, length("C", empty_unless), when, rank=_VECTOR, **more)
 
 
@@ -142,20 +144,20 @@ def _exceptions(on_a2: Rule, *on_950: Rule) -> Mapping[str, Any]:
     return {A2: {"dtypes": (on_a2,)}, A3: {"dtypes": (on_a2,)}, ASCEND_950: {"dtypes": on_950}}
 
 
-def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
+def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> TensorRow:
     """The row of the weight or a statistic; on Ascend 950 ``twin`` must have the same dtype."""
     on_950 = _AS_GRAD_OUT_OR_FLOAT32, *([dtype_of(twin)] if twin else ())
     exceptions = _exceptions(_AS_GRAD_OUT_OR_FLOAT32, *on_950)
     return _vector(name, MAY_BE_NULL, empty_unless, dtype=_AS_GRAD_OUT, exceptions=exceptions)
 
 
-def _batch_norm_gradient(name: str, entry: int, on_950: Rule) -> Parameter:
+def _batch_norm_gradient(name: str, entry: int, on_950: Rule) -> TensorRow:
     when = When("outputMask", entry, checked=(Aspect.SHAPE,))
     exceptions = _exceptions(_AS_GRAD_OUT_OR_FLOAT32, on_950)
     return _vector(name, when, dtype=_AS_GRAD_OUT, is_output=True, exceptions=exceptions)
 
 
-def _like_grad_out(name: str, when: When = ALWAYS, is_output: bool = False) -> Parameter:
+def _like_grad_out(name: str, when: When = ALWAYS, is_output: bool = False) -> TensorRow:
     shape, format = shape_of("gradOut"), format_of("gradOut")
     return _row(name, shape, when, _AS_GRAD_OUT, format, is_output=is_output)
 
@@ -172,7 +174,7 @@ BATCH_NORM = Contract(
         _statistic("runningVar", "runningMean"),
         _statistic("saveMean", empty_unless="training"),
         _statistic("saveInvstd", "saveMean", "training"),
-        Scalar("training", "bool", _bool),
+        ScalarRow("training", "bool", _bool),
         _EPS,
         _OUTPUT_MASK,
         _like_grad_out("gradInput", When("outputMask", 0, checked=EVERY), True),
@@ -188,7 +190,7 @@ REDUCE = Contract(
     products.REDUCE,
     (
         _row("gradOut"),
-        Parameter(
+        TensorRow(
             "input",
             ALWAYS,
             (_BY_PRODUCT, _AS_GRAD_OUT),
@@ -199,9 +201,9 @@ REDUCE = Contract(
         _vector("mean"),
         _vector("invstd"),
         _vector("weight", MAY_BE_NULL),
-        Scalar("inputG", "bool", _bool),
-        Scalar("weightG", "bool", _bool),
-        Scalar("biasG", "bool", _bool),
+        ScalarRow("inputG", "bool", _bool),
+        ScalarRow("weightG", "bool", _bool),
+        ScalarRow("biasG", "bool", _bool),
         _vector("sumDy", When("inputG"), is_output=True),
         _vector("sumDyXmu", When("inputG"), is_output=True),
         _vector("gradWeight", When("weightG"), is_output=True),
@@ -233,7 +235,7 @@ _OF_DATA = elements("N", "C", "HxW")
 _OF_GROUPS = elements("N", "group")
 
 
-def _grouped(name: str, shape: Rule, when: When = ALWAYS, is_output: bool = False) -> Parameter:
+def _grouped(name: str, shape: Rule, when: When = ALWAYS, is_output: bool = False) -> TensorRow:
     return _row(name, shape, when, _AS_GRAD_OUT, rank=_ANY, is_output=is_output)
 
 
@@ -245,10 +247,10 @@ GROUP_NORM = Contract(
         _grouped("mean", _OF_GROUPS),
         _grouped("rstd", _OF_GROUPS),
         _grouped("gamma", elements("C"), MAY_BE_NULL),
-        Scalar("N", "int64, 0 or more", _size),
-        Scalar("C", "int64, 0 or more", _size),
-        Scalar("HxW", "int64, 0 or more", _size),
-        Scalar(
+        ScalarRow("N", "int64, 0 or more", _size),
+        ScalarRow("C", "int64, 0 or more", _size),
+        ScalarRow("HxW", "int64, 0 or more", _size),
+        ScalarRow(
             "group",
             f"int64, a positive divisor of C; on {A2} and {A3} at most {MOST_CHANNELS_OF_GROUP} "
             "channels each",
@@ -277,7 +279,7 @@ STATS = Contract(
 )
 
 
-def _ranks(call: Call) -> tuple[int, ...]:
+def _ranks(call: BoundArguments) -> tuple[int, ...]:
     return call.arguments["mean"].dims[0], call.sizes["C"]
 
 
@@ -291,7 +293,7 @@ GATHER = Contract(
         _row("invstd", _OF_RANKS, rank=rank_in(2, 2)),
         _vector("runningMean", MAY_BE_NULL, is_updated=True),
         _vector("runningVar", MAY_BE_NULL, is_updated=True),
-        Scalar("momentum", "double", _double),
+        ScalarRow("momentum", "double", _double),
         _EPS,
         _row(
             "counts",
@@ -322,13 +324,13 @@ FORWARD_ELEMT = Contract(
 )
 
 
-def _normalised(call: Call) -> tuple[int, ...]:
+def _normalised(call: BoundArguments) -> tuple[int, ...]:
     """The last axes of x, as many as gamma has."""
     dims: tuple[int, ...] = call.arguments["x"].dims
     return dims[-len(call.arguments["gamma"].dims) :]
 
 
-def _rows(call: Call) -> tuple[int, ...]:
+def _rows(call: BoundArguments) -> tuple[int, ...]:
     """The shape of x, with ones in the place of gamma's axes."""
     dims, count = call.arguments["x"].dims, len(call.arguments["gamma"].dims)
     return (*dims[:-count], *[1] * count)
@@ -339,7 +341,7 @@ RMS_NORM = Contract(
     (
         _row("x", rank=_ROWS),
         _row("gamma", derived_shape("x's last axes", _normalised), rank=_ROWS),
-        Scalar("epsilon", "double", _double),
+        ScalarRow("epsilon", "double", _double),
         _row("yOut", shape_of("x"), rank=_ROWS, is_output=True),
         _row(
             "rstdOut",

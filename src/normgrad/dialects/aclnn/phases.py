@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.plan import CACHE_SIZE, Plan, keep
+from ...plans.plan import Plan, keep
 from ...plans.workspaces import Memory
 from ...support.memory import LINE
 from ...tensors import dtypes
 from ...tensors import strides as layout
 from ...tensors.specs import ReachError, TensorSpec
 from ...tensors.unusable import describe, represent
-from ..rules import EVERY, Aspect, Call, Contract, ContractError, check
-from ..shared import Use, shared_memory, span
+from ..rules import EVERY, Aspect, BoundArguments, Breach, Contract, ContractError, check
 from .products import PRODUCTS, Device, current
-from .tensors import AclnnError, Signature, Status, aclBoolArray, aclTensor
+from .tensors import AclnnError, Status, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
 #: The statuses of broken rules, by what they are about.
@@ -33,6 +32,22 @@ STATUSES = {
 
 #: The outputs that may have exactly the memory of the data.
 _IN_PLACE = ("gradInput", "output", "yOut")
+
+
+class Use(NamedTuple):
+    """A use of memory by phase 2.
+
+    Attributes:
+        name: the parameter's name.
+        region: the bytes.
+        writes: whether they are written.
+        in_place: the parameters of the same call that may have exactly this region.
+    """
+
+    name: str
+    region: layout.Region
+    writes: bool
+    in_place: tuple[str, ...] = ()
 
 
 class _Operand(NamedTuple):
@@ -77,9 +92,9 @@ class _Prepared:
         return [
             Use(
                 name,
-                "reads" if name in self.inputs and name not in self.outputs else "writes",
                 tensors[name].region,
-                in_place=("gradOut", "input", "x") if name in _IN_PLACE else (),
+                name in self.outputs or name not in self.inputs,
+                ("gradOut", "input", "x") if name in _IN_PLACE else (),
             )
             for name in self.used
         ]
@@ -98,11 +113,6 @@ class aclOpExecutor:
     tensors: Mapping[str, Any]
     repeatable: bool = False
     _once: list[None] = field(default_factory=lambda: [None], init=False)
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether phase 2 can no longer use the executor."""
-        return not (self.repeatable or self._once)
 
     def take(self) -> bool:
         """Use the executor for a run; False if it is used up. Of two threads only one succeeds."""
@@ -134,7 +144,7 @@ def phase_1(
     prepared = _cache.get(key)
     if prepared is None:
         call = _read(contract, device, arguments)
-        if not (is_read or call.malformed):
+        if not (is_read or call.unusable):
             key = _key(contract, device, call.arguments)
             prepared = _cache.get(key)
     if prepared is None:
@@ -163,21 +173,21 @@ def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Ha
     return (*settings, *map(type, values), *signatures)
 
 
-def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:
-    """Convert the scalars to Python's own types; arguments of a wrong type become malformed."""
+def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> BoundArguments:
+    """Convert the scalars to Python's own types, and sort out arguments of a wrong type."""
     read = dict(arguments)
-    malformed: dict[str, tuple[str, str]] = {}
-    for row in contract.parameters:
+    unusable: dict[str, Breach] = {}
+    for row in contract.tensors:
         value = read[row.name]
         if value is not None and type(value) is not aclTensor:
-            malformed[row.name] = describe(value), "an aclTensor, from aclCreateTensor"
+            unusable[row.name] = describe(value), "an aclTensor, from aclCreateTensor"
     for scalar in contract.scalars:
-        read[scalar.name] = _scalar(scalar.name, read[scalar.name], malformed)
-    return Call(contract, device.product, read, malformed)
+        read[scalar.name] = _scalar(scalar.name, read[scalar.name], unusable)
+    return BoundArguments(contract, device.product, read, unusable)
 
 
-def _scalar(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
-    """Convert a scalar to Python's own type, or add it to ``malformed``, which is checked later."""
+def _scalar(name: str, value: Any, unusable: dict[str, Breach]) -> Any:
+    """Convert a scalar to Python's own type, or add it to ``unusable``, which is checked later."""
     kind = type(value)
     if name == "outputMask" and value is not None:
         if kind is aclBoolArray:
@@ -185,7 +195,7 @@ def _scalar(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any
         try:
             return aclBoolArray(value)
         except Exception:  # iterating over a caller's object may raise any type of exception
-            malformed[name] = (represent(value), "an aclBoolArray of size 3")
+            unusable[name] = (represent(value), "an aclBoolArray of size 3")
             return ()
     if value is None or kind is bool or kind is int or kind is float:
         return value
@@ -193,20 +203,20 @@ def _scalar(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any
         return value.item()
     if isinstance(value, numbers.Real):
         return value
-    malformed[name] = (represent(value), "a plain number or boolean")
+    unusable[name] = (represent(value), "a plain number or boolean")
     return None
 
 
-def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
+def _prepare(translation: Translation, device: Device, call: BoundArguments) -> _Prepared:
     check(call, PRODUCTS)
     tensors = call.arguments
     form = translation.form(call, device.saved_variance)
     names = (*translation.inputs, *filter(None, form.results))
     used = {name: tensor for name in names if (tensor := tensors[name]) is not None}
     for name, tensor in used.items():
-        if tensor.problem is not None:
-            raise ContractError(name, tensor.problem)
-        if name in translation.outputs and _overlaps_itself(tensor.signature):
+        if tensor.unusable is not None:
+            raise ContractError(name, tensor.unusable)
+        if name in translation.outputs and layout.overlaps_itself(tensor.dims, tensor.steps):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(name, message)
 
@@ -221,7 +231,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     dims = translation.dims(call)
     for name, tensor in used.items():
         try:
-            operand = _operand(tensor.signature, dims.get(name))
+            operand = _operand(tensor, dims.get(name, tensor.dims))
         except ReachError as error:
             raise ContractError(name, str(error)) from None
         if operand.is_copy:
@@ -241,18 +251,12 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     return _Prepared(plan, operands, translation.inputs, form.results, dense_size, size)
 
 
-@lru_cache(CACHE_SIZE)
-def _overlaps_itself(signature: Signature) -> bool:
-    return layout.overlaps_itself(signature.dims, signature.steps)
-
-
-@lru_cache(CACHE_SIZE)
-def _operand(signature: Signature, dims: Dims | None) -> _Operand:
-    """The operand for a tensor that is read with other dims; None for its own."""
-    dtype = dtypes.BY_NAME[signature.dtype_name]
-    if dims is None or dims == signature.dims:
-        return _Operand(TensorSpec(signature.dims, dtype, signature.steps), False)
-    steps = layout.reshape_strides(signature.dims, signature.steps, dims)
+def _operand(tensor: aclTensor, dims: Dims) -> _Operand:
+    """The operand for a tensor that is read with these dims."""
+    dtype = dtypes.BY_NAME[tensor.dtype_name]
+    if dims == tensor.dims:
+        return _Operand(TensorSpec(dims, dtype, tensor.steps), False)
+    steps = layout.reshape_strides(tensor.dims, tensor.steps, dims)
     return _Operand(TensorSpec(dims, dtype, steps), is_copy=steps is None)
 
 
@@ -325,10 +329,8 @@ def _run_plan(
     if prepared.dense_size:
         assert workspace is not None
         # The plan cannot check this, since it gets dense copies in place of some tensors.
-        scratch = span("workspace", "writes", workspace.address, workspace.nbytes)
-        problem = shared_memory([scratch, *prepared.uses(tensors)])
-        if problem is not None:
-            raise ValueError(problem)
+        scratch = layout.Region(workspace.address, (workspace.nbytes,), (1,), 1)
+        _check_apart([Use("workspace", scratch, True), *prepared.uses(tensors)])
         dense, rest = _dense_copies(prepared, workspace.bytes())
         for name in dense.keys() & prepared.inputs:
             dense[name].reshape(tensors[name].dims)[...] = tensors[name].array
@@ -347,6 +349,17 @@ def _run_plan(
     plan.run_at(addresses, owners, rest)
     for name in dense.keys() & prepared.results:
         tensors[name].array[...] = dense[name].reshape(tensors[name].dims)
+
+
+def _check_apart(uses: Sequence[Use]) -> None:
+    """Raise an error for a use that writes bytes of another, and may not have just its region."""
+    for index, use in enumerate(uses):
+        for earlier in uses[:index]:
+            mine, other = (use, earlier) if use.writes else (earlier, use)
+            is_in_place = other.name in mine.in_place and mine.region == other.region
+            if mine.writes and not is_in_place and layout.overlap(mine.region, other.region):
+                message = f"shares memory with {other.name}; allowed: memory of its own"
+                raise ValueError(f"{mine.name}: {message}")
 
 
 def _dense_copies(

@@ -18,8 +18,8 @@ from ...plans.workspaces import Memory
 from ...support.memory import array_at
 from ...tensors import frameworks
 from ...tensors import strides as layout
-from ...tensors.unusable import describe, represent
-from ..shared import DialectError
+from ...tensors.unusable import Unusable, describe, represent
+from ..errors import DialectError
 
 
 class Status(IntEnum):
@@ -102,7 +102,7 @@ class aclFormat(IntEnum):
 
 
 #: The element types' names in contracts.
-_NAMES = {
+TYPE_NAMES = {
     **{each: each.name.removeprefix("ACL_").removeprefix("DT_").lower() for each in aclDataType},
     aclDataType.ACL_FLOAT: "float32",
     aclDataType.ACL_DOUBLE: "float64",
@@ -111,11 +111,12 @@ _NAMES = {
 #: The element types that NumPy has; ml_dtypes has added bfloat16.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
     each: np.dtype(getattr(ml_dtypes, name, name))
-    for each, name in _NAMES.items()
+    for each, name in TYPE_NAMES.items()
     if 0 <= each <= aclDataType.ACL_BF16 and each is not aclDataType.ACL_STRING
 }
 _BY_NAME = {str(dtype): data_type for data_type, dtype in NUMPY.items()}
-_FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
+#: The formats' names in contracts.
+FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -129,7 +130,7 @@ class Signature:
     steps: tuple[int, ...]
     dtype_name: str
     format: aclFormat
-    problem: str | None
+    unusable: str | None
 
 
 _signature = lru_cache(1 << 16)(Signature)
@@ -152,7 +153,7 @@ class aclTensor:
             is.
         memory: the address and the owner of the memory.
         steps: the strides, with 1 for axes of one element, whose strides are never used.
-        problem: the reason why the memory cannot be used, or None.
+        unusable: the reason why the memory cannot be used, or None.
         signature: the object that tensors of the same properties share.
         address: the address of the view's first element.
     """
@@ -168,18 +169,18 @@ class aclTensor:
     dtype_name: str = field(init=False)
     format_name: str = field(init=False)
     steps: tuple[int, ...] = field(init=False)
-    problem: str | None = field(init=False)
+    unusable: str | None = field(init=False)
     signature: Signature = field(init=False)
     address: int = field(init=False)
     _array: npt.NDArray[Any] | None = field(default=None, init=False)
 
     def __post_init__(self, nbytes: int | None) -> None:
-        self.dtype_name = _NAMES[self.data_type]
-        self.format_name = _FORMAT_NAMES[self.format]
+        self.dtype_name = TYPE_NAMES[self.data_type]
+        self.format_name = FORMAT_NAMES[self.format]
         self.steps = layout.used_strides(self.dims, self.strides)
-        self.problem = self._find_problem(nbytes)
+        self.unusable = self._why_unusable(nbytes)
         self.signature = _signature(
-            self.dims, self.steps, self.dtype_name, self.format, self.problem
+            self.dims, self.steps, self.dtype_name, self.format, self.unusable
         )
         self.address = self.memory.address + self.offset * self._itemsize
 
@@ -187,11 +188,11 @@ class aclTensor:
     def _itemsize(self) -> int:
         return NUMPY[self.data_type].itemsize if self.data_type in NUMPY else 1
 
-    def _find_problem(self, nbytes: int | None) -> str | None:
+    def _why_unusable(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
             return None
-        if self.memory.problem is not None:
-            return self.memory.problem
+        if isinstance(self.memory.owner, Unusable):
+            return repr(self.memory.owner)
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
         count = prod(self.dims)
@@ -214,7 +215,7 @@ class aclTensor:
         """The view as a NumPy array over the same memory."""
         if self._array is None:
             dtype = NUMPY[self.data_type]
-            _, _, owner, writeable, _ = self.memory
+            _, _, owner, writeable = self.memory
             self._array = (
                 np.empty(self.dims, dtype)
                 if 0 in self.dims
@@ -294,11 +295,8 @@ def aclCreateTensor(
     storage = dims if storage_dims is None else AclnnError.sizes(name, "storageDims", storage_dims)
     kind = AclnnError.member(name, "dataType", aclDataType, data_type)
     order = AclnnError.member(name, "format", aclFormat, format)
-    if data is None:
-        memory = Memory(0, 0, None, False)
-    elif type(data) is Memory:
-        memory = data  # phase 1 reports its ``problem``
-    else:
+    memory = Memory(0, 0, None, False)
+    if data is not None:
         memory = AclnnError.memory(name, "tensorData", data, writing=False)
     return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...operators import batch_norm, group_norm, rms_norm, sync_batch_norm
 from ...operators.contract import Operator
 from ...operators.options import Options, real
-from ...plans.plan import CACHE_SIZE
-from ..rules import Call, Contract
+from ..rules import BoundArguments, Contract
 from . import contracts
 from .contracts import CHANNEL_LAST
 
@@ -31,7 +30,7 @@ OPTIONS = {
 }
 
 
-def _channel_axis(call: Call) -> Mapping[str, Any]:
+def _channel_axis(call: BoundArguments) -> Mapping[str, Any]:
     return {"channel_axis": -1 if call.arguments["input"].format_name in CHANNEL_LAST else 1}
 
 
@@ -59,20 +58,20 @@ class Translation:
 
     contract: Contract
     operator: Operator
-    dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
+    dims: Callable[[BoundArguments], Mapping[str, Dims]] = lambda call: {}
     saving_variance: Operator | None = None
-    more_options: Callable[[Call], Mapping[str, Any]] = _channel_axis
+    more_options: Callable[[BoundArguments], Mapping[str, Any]] = _channel_axis
     data: str = "input"
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The contract's names of the inputs."""
-        return tuple(row.name for row in self.contract.parameters if not row.is_output)
+        return tuple(row.name for row in self.contract.tensors if not row.is_output)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         """The contract's names of the outputs, and then of the inputs that are updated."""
-        rows = self.contract.parameters
+        rows = self.contract.tensors
         return (
             *(row.name for row in rows if row.is_output),
             *(row.name for row in rows if row.is_updated),
@@ -89,16 +88,13 @@ class Translation:
         """The contract's names of the scalars that become options."""
         return tuple(row.name for row in self.contract.scalars if row.name in OPTIONS)
 
-    def form(self, call: Call, saved_variance: bool) -> Form:
+    def form(self, call: BoundArguments, saved_variance: bool) -> Form:
         """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
-        scalars = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
-        return self._form(saved_variance, **self.more_options(call), **scalars)
-
-    @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are few translations
-    def _form(self, saved_variance: bool, eps: float = 0.0, **options: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
+        options = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
         # CANN's contract allows negative numbers and NaN, and so the formula's result.
-        values = operator.read_options(**options)._replace(eps=real("eps", eps))
+        eps = real("eps", options.pop("eps", 0.0))
+        values = operator.read_options(**self.more_options(call), **options)._replace(eps=eps)
         outputs = zip(operator.outputs(values), self.outputs, strict=True)
         results = tuple(theirs if ours.is_wanted else "" for ours, theirs in outputs)
         return Form(operator, values, results)
@@ -122,7 +118,7 @@ RMS_NORM = Translation(
 )
 
 
-def _grouped_dims(call: Call) -> Mapping[str, Dims]:
+def _grouped_dims(call: BoundArguments) -> Mapping[str, Dims]:
     """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
     sizes = call.arguments
     data = sizes["N"], sizes["C"], sizes["HxW"]

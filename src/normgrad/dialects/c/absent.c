@@ -3,7 +3,6 @@
 #include "core.h"
 
 #include "absent.h"
-#include "report.h"
 
 static int absent(const char *function, volatile int *reported)
 {

@@ -6,8 +6,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "runtime.h"
-
 enum { MOST_DEVICES = 64, LEAST_PRIORITY = 7 };
 
 struct context {
@@ -19,8 +17,6 @@ static bool by_acl, by_aclnn, was_finalized, has_default;
 static int users[MOST_DEVICES]; // calls of aclrtSetDevice minus those of aclrtResetDevice
 static volatile unsigned lives[MOST_DEVICES]; // increase when a device's resources are released
 static void *own[MOST_DEVICES];               // the handles of devices' own contexts, if asked for
-static int64_t process_options[3], context_options[3];
-static bool process_option_set[3], context_option_set[3];
 
 // Of each thread: its device, its context's handle, null for the device's own, and the device's life.
 struct thread {
@@ -321,55 +317,62 @@ API aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total)
 
 // Options of the process and of contexts. They are kept; results are deterministic whatever they are.
 
-static int set_option(const struct call *call, aclSysParamOpt opt, int64_t value, int64_t *values,
-                      bool *is_set)
+static struct option {
+    int64_t value;
+    bool is_set;
+} of_process[3], of_context[3];
+
+static int check_option(const struct call *call, aclSysParamOpt opt)
 {
-    if ((unsigned)opt > ACL_OPT_STRONG_CONSISTENCY)
-        return refuse(
-            call, "opt: %d; allowed: ACL_OPT_DETERMINISTIC (0) to ACL_OPT_STRONG_CONSISTENCY (2)",
-            (int)opt);
-    values[opt] = value;
-    is_set[opt] = true;
+    if ((unsigned)opt <= ACL_OPT_STRONG_CONSISTENCY)
+        return 0;
+    return refuse(call,
+                  "opt: %d; allowed: ACL_OPT_DETERMINISTIC (0) to ACL_OPT_STRONG_CONSISTENCY (2)",
+                  (int)opt);
+}
+
+static int set_option(const struct call *call, aclSysParamOpt opt, int64_t value,
+                      struct option *options)
+{
+    TRY(check_option(call, opt));
+    options[opt] = (struct option){value, true};
     return 0;
 }
 
 static int get_option(const struct call *call, aclSysParamOpt opt, int64_t *value,
-                      const int64_t *values, const bool *is_set)
+                      const struct option *options)
 {
     NEED_PLACE(value);
-    if ((unsigned)opt > ACL_OPT_STRONG_CONSISTENCY)
-        return refuse(
-            call, "opt: %d; allowed: ACL_OPT_DETERMINISTIC (0) to ACL_OPT_STRONG_CONSISTENCY (2)",
-            (int)opt);
-    if (!is_set[opt])
+    TRY(check_option(call, opt));
+    if (!options[opt].is_set)
         return fail(call, ACL_ERROR_RT_SYSPARAMOPT_NOT_SET,
                     "opt: %d, which was not set; allowed: after it was", (int)opt);
-    *value = values[opt];
+    *value = options[opt].value;
     return 0;
 }
 
 API aclError aclrtSetSysParamOpt(aclSysParamOpt opt, int64_t value)
 {
     BEGIN_AFTER_INIT;
-    return set_option(call, opt, value, process_options, process_option_set);
+    return set_option(call, opt, value, of_process);
 }
 
 API aclError aclrtGetSysParamOpt(aclSysParamOpt opt, int64_t *value)
 {
     BEGIN_AFTER_INIT;
-    return get_option(call, opt, value, process_options, process_option_set);
+    return get_option(call, opt, value, of_process);
 }
 
 API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value)
 {
     BEGIN_ON_DEVICE;
-    return set_option(call, opt, value, context_options, context_option_set);
+    return set_option(call, opt, value, of_context);
 }
 
 API aclError aclrtCtxGetSysParamOpt(aclSysParamOpt opt, int64_t *value)
 {
     BEGIN_ON_DEVICE;
-    return get_option(call, opt, value, context_options, context_option_set);
+    return get_option(call, opt, value, of_context);
 }
 
 // Contexts
@@ -442,20 +445,6 @@ API aclError aclrtGetCurrentContext(aclrtContext *context)
 }
 
 // Streams
-
-struct stream *stream_of_acl(const struct call *call, void *handle)
-{
-    struct stream *stream = &default_of_acl;
-    return handle && need(call, "stream", STREAM, handle, &stream) ? NULL : stream;
-}
-
-#define STREAM_OF(name, handle)                                                                    \
-    struct stream *name = stream_of_acl(call, handle);                                             \
-    if (!name)                                                                                     \
-    return ACL_ERROR_RT_PARAM_INVALID
-#define EVENT_OF(name, handle)                                                                     \
-    struct event *name;                                                                            \
-    TRY(need(call, "event", EVENT, handle, &name))
 
 static int check_timeout(const struct call *call, int32_t timeout)
 {
@@ -651,7 +640,6 @@ static struct pending {
 } pending[MOST_PENDING];
 static volatile uint32_t launched;
 static int subscriptions;
-spin_lock pending_lock;
 
 API aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream)
 {
@@ -719,14 +707,14 @@ API aclError aclrtLaunchCallback(aclrtCallback fn, void *userData, aclrtCallback
         return fail(call, call->statuses->failure, "no memory");
     *callback = (struct callback){fn, userData, current};
     TRY(submit(call, it, run_callback, callback, free));
-    lock(&pending_lock);
+    lock(&rare_lock);
     struct pending *place = pending;
     while (place < pending + MOST_PENDING && place->is_used)
         ++place;
     if (place < pending + MOST_PENDING)
         *place = (struct pending){it->subscriber, latest_task(it), true};
     __atomic_add_fetch(&launched, 1, __ATOMIC_RELEASE);
-    unlock(&pending_lock);
+    unlock(&rare_lock);
     wake(&launched);
     return 0;
 }
@@ -734,14 +722,14 @@ API aclError aclrtLaunchCallback(aclrtCallback fn, void *userData, aclrtCallback
 static bool take_pending(uint64_t thread, struct task **task)
 {
     bool found = false;
-    lock(&pending_lock);
+    lock(&rare_lock);
     for (struct pending *each = pending; each < pending + MOST_PENDING && !found; ++each)
         if (each->is_used && each->thread == thread) {
             found = true;
             *task = each->task;
             each->is_used = false;
         }
-    unlock(&pending_lock);
+    unlock(&rare_lock);
     return found;
 }
 
@@ -759,7 +747,7 @@ API aclError aclrtProcessReport(int32_t timeout)
     if (timeout < -1)
         return refuse(call, "timeout: %d; allowed: -1 for no limit, or milliseconds", timeout);
     uint64_t thread = (uint64_t)pthread_self();
-    bool is_subscriber = default_of_acl.is_subscribed && default_of_acl.subscriber == thread;
+    bool is_subscriber = default_stream.is_subscribed && default_stream.subscriber == thread;
     if (!is_subscriber)
         each_object(find_subscriber, &is_subscriber);
     if (!is_subscriber)

@@ -20,11 +20,11 @@ from ...plans.workspaces import Memory
 from ...support.forks import LOADING
 from ...tensors.unusable import Unusable
 from .. import infiniop
-from ..aclnn import aclBoolArray, aclCreateTensor, devices, phases, products
+from ..aclnn import aclBoolArray, aclCreateTensor, differences, phases, products
 from ..aclnn.tensors import NUMPY, Status, aclDataType, aclTensor
 from ..aclnn.translations import BY_NAME
+from ..errors import DialectError
 from ..infiniop import infiniStatus_t
-from ..shared import DialectError
 from .declarations import digest
 
 # Of enum kind, and of the numbers after it.
@@ -265,7 +265,7 @@ def _value(argument: Any) -> Any:
 def _tensor(argument: Any) -> aclTensor:
     """The tensor of a C structure; its view may reach the whole block that its data is in."""
     it = _Tensor.from_address(argument.object)
-    problem = argument.problem and argument.problem.decode()
+    owner = Unusable(argument.problem.decode()) if argument.problem else _OWNER
     address, size, offset = it.data or 0, _UNKNOWN_SIZE, it.offset
     if argument.block and it.data_type in NUMPY:
         itemsize = NUMPY[aclDataType(it.data_type)].itemsize
@@ -274,7 +274,7 @@ def _tensor(argument: Any) -> aclTensor:
         size, offset = argument.block + argument.block_size - address, offset + before
     return aclCreateTensor(
         it.dims[: it.rank], it.data_type, it.strides[: it.rank], offset, it.format,
-        it.storage[: it.storage_rank], Memory(address, size, _OWNER, True, problem),
+        it.storage[: it.storage_rank], Memory(address, size, owner, True),
     )  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def _find_plan(request: Any) -> None:
     size, executor = phases.phase_1(translation, arguments, device)
     prepared = executor.prepared
     if request.size:  # a report is wanted
-        notes = "\n".join(devices.remarks(operator, arguments, device.saved_variance))
+        notes = "\n".join(differences.remarks(operator, arguments, device.saved_variance))
         _write_text(request.notes, notes, _MESSAGE_SIZE)
     used = []
     for use in prepared.uses(arguments):
@@ -320,16 +320,14 @@ def _find_plan(request: Any) -> None:
 
 def _infini_plan(request: Any) -> None:
     operator = infiniop.infiniopCreateBatchNormBackwardDescriptor(*_arguments(request))
-    names = ["handle", *infiniop.OUTPUTS, *infiniop.INPUTS]
-    data = [names.index("grad_output"), names.index("input")]
+    plan, names = operator.plan, ["handle", *infiniop.OUTPUTS, *infiniop.INPUTS]
+    inputs, outputs = ([each for each in places if each] for places in (plan.inputs, plan.outputs))
     used = []
-    for index, name in enumerate(names[1:], 1):
-        spec = operator.specs[name]
-        in_place = sum(1 << other for other in data if operator.specs[names[other]] == spec)
-        writes = name in infiniop.OUTPUTS
-        used.append((index, *spec.reach, writes, in_place if name == "grad_input" else 0))
+    for place in (*inputs, *outputs):
+        in_place = sum(1 << names.index(each.name) for each in inputs if place.may_be(each))
+        index = names.index(place.name)
+        used.append((index, place.low, place.high, place in outputs, in_place))
     order = [_NO_PLACE if name == "" else names.index(name) for name in infiniop.ORDER]
-    plan = operator.plan
     _write_plan(request, plan, plan.workspace_size, used, order)
 
 

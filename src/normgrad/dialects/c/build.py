@@ -25,6 +25,7 @@ from .declarations import (
     absent_source,
     digest,
     operators_source,
+    types_source,
 )
 
 #: Links for names in the vendors' build files. All libraries of a dialect are one; over the last
@@ -92,7 +93,8 @@ def build(out: Path, sanitize: str | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
         work = Path(folder)
         made = {
-            "baked.h": baked, "operators.h": operators_source(), "absent.h": absent_source()
+            "baked.h": baked, "operators.h": operators_source(), "types.h": types_source(),
+            "absent.h": absent_source(),
         }  # fmt: skip
         for name, text in made.items():
             (work / name).write_text(text, "utf-8")

@@ -1,5 +1,5 @@
-// What the parts of the C libraries share: calls and their failures, objects behind handles, memory,
-// streams, and Python.
+// What the parts of the C libraries share: calls and their failures, the report, objects behind handles,
+// memory, streams, and Python.
 #ifndef NORMGRAD_CORE_H
 #define NORMGRAD_CORE_H
 
@@ -39,11 +39,11 @@ struct call {
     } while (0)
 
 // Store a message as this thread's last error, note it for the report, and return the status.
-int fail(const struct call *call, int status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+#define fail(call, ...) fail_and_note(call, true, __VA_ARGS__)
 // The same for a failure that the report leaves out, such as freeing a null.
-int fail_quietly(const struct call *call, int status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+#define fail_quietly(call, ...) fail_and_note(call, false, __VA_ARGS__)
+int fail_and_note(const struct call *call, bool is_noted, int status, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 #define refuse(call, ...) fail(call, (call)->statuses->refusal, __VA_ARGS__)
 #define refuse_null(call, name, allowed)                                                           \
     fail(call, (call)->statuses->null, "%s: null; allowed: %s", name, allowed)
@@ -60,6 +60,10 @@ enum { MESSAGE_SIZE = 4096 };
 void note_device(const struct call *call, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void report_lines(void); // print what was noted since the last time, at aclFinalize and at the end
+// Count something that the program has left, which a function made when it was called from a place:
+// bytes, or else an object. The report has them in the order of the numbers.
+void leftover(const char *what, const char *maker, void *from, size_t bytes, size_t number);
+void fail_at_end(void); // make the program fail when it ends, if that is wanted for findings
 
 // What the environment asks for; docs/capi.md has the variables.
 struct settings {
@@ -77,8 +81,7 @@ typedef volatile uint32_t spin_lock;
 void lock(spin_lock *lock);
 void unlock(spin_lock *lock);
 // Those that a fork waits for.
-extern spin_lock object_lock, block_lock, plan_lock, line_lock, settings_lock, pending_lock,
-    reserved_lock, waiting_lock;
+extern spin_lock object_lock, block_lock, plan_lock, rare_lock; // rare: of what is seldom used
 
 // Objects and their handles (objects.c)
 
@@ -124,11 +127,11 @@ void *peek(const void *handle,
 const char *
 problem_of(const void *handle);      // what is wrong with a handle that ``peek`` does not know
 const char *name_of(enum kind kind); // such as "an aclTensor"
-bool handle_ended(const void *handle);
 void end_handle(const struct call *call, const void *handle);
 // Call a function for the handle, kind and object of each living one.
 void each_object(void (*visit)(void *handle, enum kind kind, void *object, void *data), void *data);
-void report_objects(void); // what the program has not ended
+void replace_object(const void *handle, void *object); // give a handle another object
+void count_objects(void);  // as leftovers, those that the program has not ended
 void forget_objects(void); // those that a parent process made are not reported
 
 // Memory (memory.c)
@@ -148,13 +151,16 @@ int allocate(const struct call *call, int no_memory, void *context, size_t size,
 int release(const struct call *call, const char *name, const char *makers, void *address);
 // The block with an address in it, freed or not, as a copy; false if there is none.
 bool block_at(const void *address, struct block *found);
+// The same, but fails for a freed block; ``found`` has no size if there is none.
+int living_block(const struct call *call, const char *name, const void *address,
+                 struct block *found);
 // The first address after a block and after mappings that continue it.
 char *end_of_block(const struct block *block);
 bool add_mapping(const struct call *call, void *address, size_t size, bool is_device);
 bool has_mapping(const char *first, const char *end);
 void forget_blocks(const char *first, const char *end); // freed ones, whose addresses serve again
 void release_context(void *context);                    // free what belongs to it
-void report_blocks(void);
+void count_blocks(void);                                // as leftovers, those that were not freed
 void forget_parents_blocks(void); // those of a parent process are not reported
 
 // One side of a copy: rows of bytes whose starts are ``pitch`` bytes apart.
@@ -195,7 +201,9 @@ struct event {
     double time; // milliseconds
     bool is_recorded, can_order, has_time;
 };
-extern struct stream default_of_acl, default_of_infini;
+// The stream of a handle, or the default one for null; null after a failure.
+struct stream *stream_of(const struct call *call, const void *handle);
+extern struct stream default_stream;
 struct stream *new_stream(void *context);
 int end_stream(const struct call *call, const char *name, const void *handle);
 // Do work now or, if streams have threads, later; ``drop`` ends the data after it.
@@ -214,6 +222,13 @@ void leave_place(void);
 struct event *new_event(bool can_order, bool has_time);
 void record(struct event *event, struct stream *stream);
 void reset(struct event *event);
+#define STREAM_OF(name, handle)                                                                    \
+    struct stream *name = stream_of(call, handle);                                                 \
+    if (!name)                                                                                     \
+    return call->statuses->refusal
+#define EVENT_OF(name, handle)                                                                     \
+    struct event *name;                                                                            \
+    TRY(need(call, "event", EVENT, handle, &name))
 bool was_recorded(struct event *event);
 int finish_event(struct event *event);
 bool is_over(struct event *event); // whether the work before it is done
@@ -245,6 +260,14 @@ struct array {
 int describe(char *text, size_t size, enum kind kind, const void *object);
 struct tensor *new_tensor(int64_t rank, const int64_t *dims, const int64_t *strides,
                           int64_t storage_rank, const int64_t *storage);
+
+// What the libraries know of each other
+
+int need_device(const struct call *call, int status); // acl.c
+int begin_aclnn(const struct call *call);
+int end_aclnn(void);
+const char *operator_of_executor(const void *executor); // opapi.c
+const char *infini_type_name(int data_type);            // infini.c
 
 // Plans: calls whose arguments Python has checked (plans.c)
 

@@ -1,21 +1,24 @@
 """The headers of the C libraries, and the functions that they declare.
 
-Most headers are files (the folder ``include``). Those of CANN's operators follow from the contracts
-of these, and those of operators that the libraries lack from a list of names (operators.txt).
+The folder ``include`` has what most headers declare. The headers of CANN's operators follow from
+the contracts of these, and what the libraries lack from a list of names (absent.txt).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
 from ..aclnn import contracts, products
-from ..rules import Contract, Parameter, Scalar
+from ..aclnn.tensors import FORMAT_NAMES, NUMPY, TYPE_NAMES, aclDataType, aclFormat
+from ..infiniop.enumerations import infiniDevice_t, infiniDtype_t, infiniStatus_t
+from ..rules import Contract, ScalarRow, TensorRow
 from .signatures import Function
 
 FOLDER = Path(str(resources.files(__package__)))
@@ -46,6 +49,15 @@ _OPERATORS = {
          "infiniopDestroy{}Descriptor"),
     ),
 }  # fmt: skip
+
+#: The enumerations at the beginning of headers, of which Python has the numbers.
+_ENUMERATIONS: Mapping[str, Sequence[type[IntEnum]]] = {
+    "acl/acl_base.h": (aclDataType, aclFormat),
+    "infinicore.h": (infiniStatus_t, infiniDevice_t, infiniDtype_t),
+}
+
+#: The types of results that are statuses.
+_STATUSES = ("aclError", "aclnnStatus", "HcclResult", "infiniStatus_t")
 
 #: The libraries of headers, by the beginning of their paths.
 _LIBRARIES = {
@@ -83,29 +95,31 @@ class Header:
         return tuple(Function(self.library, kind or "void", name) for kind, name in found)
 
 
-def _header(path: str, includes: Iterable[str], declarations: Iterable[str]) -> Header:
+def _header(path: str, text: str) -> Header:
+    """A header around a text, which begins with a paragraph of includes."""
     guard = "NORMGRAD_" + re.sub(r"\W", "_", path).upper()
+    includes, _, declarations = text.partition("\n\n")
     parts = [
         "// Made by `normgrad capi build`.",
         f"#ifndef {guard}\n#define {guard}",
-        "\n".join(f'#include "{each}"' for each in includes),
+        f'{includes.strip()}\n#include "{"../" * path.count("/")}{ABSENT}"',
         '#ifdef __cplusplus\nextern "C" {\n#endif',
-        "\n".join(declarations),
+        declarations.strip(),
         "#ifdef __cplusplus\n}\n#endif",
         "#endif",
     ]
     return Header(path, "\n\n".join(parts) + "\n")
 
 
-def _argument(operator: str, row: Parameter | Scalar) -> str:
-    if isinstance(row, Scalar):
+def _argument(operator: str, row: TensorRow | ScalarRow) -> str:
+    if isinstance(row, ScalarRow):
         return _scalar(row)[0] + row.name
     is_variable = row.is_output or row.is_updated or row.name in _NOT_CONSTANT.get(operator, ())
     is_constant = not is_variable or row.name in _CONSTANT.get(operator, ())
     return f"{'const ' * is_constant}aclTensor *{row.name}"
 
 
-def _scalar(row: Scalar) -> tuple[str, str, str]:
+def _scalar(row: ScalarRow) -> tuple[str, str, str]:
     return _SCALARS[re.split(r"\W", row.text)[0]]
 
 
@@ -124,7 +138,8 @@ def _operator_header(contract: Contract) -> Header:
     words = re.sub("(?=[A-Z])", "_", contract.name).lower().removeprefix("aclnn_")
     words = words.replace("_reduce_backward", "_backward_reduce")  # as CANN names that header
     path, include, *_ = _OPERATORS["aclnn"]
-    return _header(path.format(words), [include], (f"{each};" for each in _prototypes(contract)))
+    check, compute = _prototypes(contract)
+    return _header(path.format(words), f'#include "{include}"\n\n{check};\n{compute};')
 
 
 def operators_source() -> str:
@@ -134,8 +149,8 @@ def operators_source() -> str:
         name, (check, compute) = contract.name, _prototypes(contract)
         rows, values = [], []
         for row in contract.rows:
-            is_output = isinstance(row, Parameter) and row.is_output
-            _, letter, field = _scalar(row) if isinstance(row, Scalar) else ("", "T", "handle")
+            is_output = isinstance(row, TensorRow) and row.is_output
+            _, letter, field = _scalar(row) if isinstance(row, ScalarRow) else ("", "T", "handle")
             rows.append(f"{{\"{row.name}\", '{letter}', {str(is_output).lower()}}}")
             values.append(f"{{.{field} = {row.name}}}")
         parts.append(
@@ -151,24 +166,50 @@ def operators_source() -> str:
     return "\n".join(parts)
 
 
-def _absent() -> Iterator[Header]:
-    """The headers of the operators that are absent."""
-    text = FOLDER.joinpath("operators.txt").read_text("utf-8")
-    for line in re.sub(r"\n +", " ", text).splitlines():  # a space continues the line before
-        kind, _, rest = line.partition(" ")
-        if kind != "operators":
-            continue
-        dialect, _, lists = rest.partition(" ")
-        path, include, status, functions = _OPERATORS[dialect]
-        for each in lists.split(","):
-            name, _, operators = each.strip().partition(": ")
-            stubs = [
-                f"NORMGRAD_ABSENT({status}, {function.format(operator)})"
-                for operator in operators.split()
-                for function in functions
-            ]
-            absent = f"{'../' * path.count('/')}normgrad_absent.h"
-            yield _header(path.format(name), [include, absent], stubs)
+def _enumeration(kind: type[IntEnum]) -> str:
+    members = ",\n    ".join(f"{each.name} = {each.value}" for each in kind)
+    return f"typedef enum {kind.__name__} {{\n    {members}\n}} {kind.__name__};\n\n"
+
+
+def types_source() -> str:
+    """The C source of tables: the names of types and formats, elements' sizes, and other names.
+
+    Indices of types and formats are one more than the numbers, which begin at -1.
+    """
+    hccl = FOLDER.joinpath("include/hccl/hccl_types.h").read_text("utf-8")
+    sizes = {each: dtype.itemsize for each, dtype in NUMPY.items()}  # others have none here
+    names = {
+        "FORMATS": [f'[{i + 1}] = "{name}"' for i, name in FORMAT_NAMES.items()],
+        "DEVICES": [f'"{each.name}"' for each in infiniDevice_t],
+        "HCCL_RESULTS": [f'"{name}"' for name in re.findall(r"HCCL_(?:SUCCESS|E_\w+)", hccl)],
+    }
+    types = [f'[{i + 1}] = {{"{name}", {sizes.get(i, 0)}}}' for i, name in TYPE_NAMES.items()]
+    tables = {"struct { const char *name; size_t size; } TYPES": types}
+    tables |= {f"char *const {table}": entries for table, entries in names.items()}
+    return "".join(f"static const {each}[] = {{{', '.join(tables[each])}}};\n" for each in tables)
+
+
+def _absent() -> Mapping[str, str]:
+    """The texts that declare the absent functions, by the paths of their headers."""
+    texts: dict[str, str] = {}
+    for paragraph in FOLDER.joinpath("absent.txt").read_text("utf-8").split("\n\n")[1:]:
+        kind, target, lists = " ".join(paragraph.split()).split(" ", 2)
+        for each in lists.split(", "):
+            key, names = each.split(": ")
+            if kind == "functions":
+                texts[target] = texts.get(target, "\n\n") + _stubs(key, names.split())
+            else:
+                path, include, status, patterns = _OPERATORS[target]
+                functions = [pattern.format(name) for name in names.split() for pattern in patterns]
+                texts[path.format(key)] = f'#include "{include}"\n\n{_stubs(status, functions)}'
+    return texts
+
+
+def _stubs(result: str, functions: Sequence[str]) -> str:
+    if result == "void":
+        return "".join(f"NORMGRAD_ABSENT_VOID({each})\n" for each in functions)
+    macro = "NORMGRAD_ABSENT" if result in _STATUSES else "NORMGRAD_ABSENT_VALUE"
+    return "".join(f"{macro}({result}, {each})\n" for each in functions)
 
 
 def absent_source() -> str:
@@ -184,27 +225,21 @@ def absent_source() -> str:
 
 
 def _headers() -> Iterator[Header]:
-    include = FOLDER / "include"
-    files = [
-        Header(path.relative_to(include).as_posix(), path.read_text("utf-8"))
-        for path in sorted(include.rglob("*.h"))
-        if path.name != ABSENT
-    ]
-    absent = list(_absent())
-    # The header of all of infiniop's operators includes each.
-    for header in files:
-        if header.path == "infiniop.h":
-            paths = [each.path for each in absent if each.path.startswith("infiniop/")]
-            includes = "".join(f'#include "{path}"\n' for path in paths)
-            marker = '#include "infiniop/tensor_descriptor.h"\n'
-            yield Header(header.path, header.text.replace(marker, marker + includes))
-        else:
-            yield header
+    include, absent = FOLDER / "include", dict(_absent())
+    for file in sorted(include.rglob("*.h")):
+        path = file.relative_to(include).as_posix()
+        text = file.read_text("utf-8")
+        enumerations = "".join(map(_enumeration, _ENUMERATIONS.get(path, ())))
+        text = text.replace("\n\n", f"\n\n{enumerations}", 1)
+        if path == "infiniop.h":  # which includes each operator's header
+            text = "".join(f'#include "{each}"\n' for each in absent if "infiniop/" in each) + text
+        if path != ABSENT:
+            yield _header(path, text + absent.pop(path, ""))
     yield from map(_operator_header, contracts.CONTRACTS.values())
-    yield from absent
+    yield from (_header(path, text) for path, text in absent.items())
 
 
-#: The header that declares what is absent, which others include.
+#: The header that declares what is absent, which all others include.
 ABSENT = "normgrad_absent.h"
 HEADERS: Sequence[Header] = tuple(_headers())
 
@@ -242,4 +277,5 @@ def digest() -> str:
     """A digest of the sources: a library and the Python package that it asks must agree on it."""
     files = [*sorted(FOLDER.glob("*.[ch]")), FOLDER / "bridge.py"]
     content = b"".join(each.read_bytes() for each in files)
-    return hashlib.sha256(content + operators_source().encode()).hexdigest()[:16]
+    content += (operators_source() + types_source()).encode()
+    return hashlib.sha256(content).hexdigest()[:16]

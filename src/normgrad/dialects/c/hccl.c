@@ -17,7 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "runtime.h"
+#include "types.h"
 
 static const char MAGIC[8] = "normgrad";
 enum { MOST_RANKS = 1 << 16, TOKEN = 16, MOST_WAITING = 64 };
@@ -41,7 +41,6 @@ static struct {
     char token[TOKEN];
     int socket, claim;
 } waiting[MOST_WAITING];
-spin_lock waiting_lock;
 
 static socklen_t address_of(const char *token, struct sockaddr_un *address)
 {
@@ -122,7 +121,7 @@ API HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo)
         close(claim);
         return (HcclResult)status;
     }
-    lock(&waiting_lock);
+    lock(&rare_lock);
     int place = 0;
     while (place < MOST_WAITING && waiting[place].is_used)
         ++place;
@@ -132,7 +131,7 @@ API HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo)
         waiting[place].claim = claim;
         waiting[place].is_used = true;
     }
-    unlock(&waiting_lock);
+    unlock(&rare_lock);
     if (place == MOST_WAITING) {
         close(listener);
         close(claim);
@@ -227,14 +226,14 @@ API HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInf
     for (uint32_t i = 0; i < nRanks; ++i)
         it->peers[i] = -1;
     int listener = -1, claim = -1;
-    lock(&waiting_lock);
+    lock(&rare_lock);
     for (int i = 0; i < MOST_WAITING && listener < 0; ++i)
         if (waiting[i].is_used && !memcmp(waiting[i].token, root.token, TOKEN)) {
             listener = waiting[i].socket;
             claim = waiting[i].claim;
             waiting[i].is_used = false;
         }
-    unlock(&waiting_lock);
+    unlock(&rare_lock);
     eventfd_t first;
     bool is_hub = !eventfd_read(claim, &first);
     int status = is_hub ? become_hub(it, listener, root.token) : join_hub(it, root.token);
@@ -332,8 +331,8 @@ static uint16_t to_bfloat16(double value)
      : (op) == HCCL_REDUCE_MAX  ? ((a) != (a) || (a) > (b) ? (a) : (b))                            \
                                 : ((a) != (a) || (a) < (b) ? (a) : (b)))
 // Reduce each element over the ranks' data, one behind the other: in ``wide``, then as ``narrow`` has it.
-#define REDUCE(type, wide, widen, narrow)                                                          \
-    do {                                                                                           \
+#define REDUCE(dtype, type, wide, widen, narrow)                                                   \
+    case dtype: {                                                                                  \
         const type *values = data;                                                                 \
         type *results = result;                                                                    \
         for (uint64_t i = 0; i < count; ++i) {                                                     \
@@ -344,48 +343,28 @@ static uint16_t to_bfloat16(double value)
             }                                                                                      \
             results[i] = narrow(total);                                                            \
         }                                                                                          \
-    } while (0)
+        break;                                                                                     \
+    }
 #define TO_FLOAT16(value) aclFloatToFloat16(to_odd(value))
 
 static void reduce(HcclDataType type, HcclReduceOp op, uint32_t ranks, uint64_t count,
                    const void *data, void *result)
 {
     switch (type) {
-    case HCCL_DATA_TYPE_INT8:
-        REDUCE(int8_t, int8_t, , );
-        break;
-    case HCCL_DATA_TYPE_INT16:
-        REDUCE(int16_t, int16_t, , );
-        break;
-    case HCCL_DATA_TYPE_INT32:
-        REDUCE(int32_t, int32_t, , );
-        break;
-    case HCCL_DATA_TYPE_INT64:
-        REDUCE(int64_t, int64_t, , );
-        break;
-    case HCCL_DATA_TYPE_UINT8:
-        REDUCE(uint8_t, uint8_t, , );
-        break;
-    case HCCL_DATA_TYPE_UINT16:
-        REDUCE(uint16_t, uint16_t, , );
-        break;
-    case HCCL_DATA_TYPE_UINT32:
-        REDUCE(uint32_t, uint32_t, , );
-        break;
-    case HCCL_DATA_TYPE_UINT64:
-        REDUCE(uint64_t, uint64_t, , );
-        break;
-    case HCCL_DATA_TYPE_FP32:
-        REDUCE(float, double, (double), (float));
-        break;
-    case HCCL_DATA_TYPE_FP64:
-        REDUCE(double, double, , );
-        break;
-    case HCCL_DATA_TYPE_FP16:
-        REDUCE(uint16_t, double, (double)aclFloat16ToFloat, TO_FLOAT16);
-        break;
+        REDUCE(HCCL_DATA_TYPE_INT8, int8_t, int8_t, , )
+        REDUCE(HCCL_DATA_TYPE_INT16, int16_t, int16_t, , )
+        REDUCE(HCCL_DATA_TYPE_INT32, int32_t, int32_t, , )
+        REDUCE(HCCL_DATA_TYPE_INT64, int64_t, int64_t, , )
+        REDUCE(HCCL_DATA_TYPE_UINT8, uint8_t, uint8_t, , )
+        REDUCE(HCCL_DATA_TYPE_UINT16, uint16_t, uint16_t, , )
+        REDUCE(HCCL_DATA_TYPE_UINT32, uint32_t, uint32_t, , )
+        REDUCE(HCCL_DATA_TYPE_UINT64, uint64_t, uint64_t, , )
+        REDUCE(HCCL_DATA_TYPE_FP32, float, double, (double), (float))
+        REDUCE(HCCL_DATA_TYPE_FP64, double, double, , )
+        REDUCE(HCCL_DATA_TYPE_FP16, uint16_t, double, (double)aclFloat16ToFloat, TO_FLOAT16)
+        REDUCE(HCCL_DATA_TYPE_BFP16, uint16_t, double, bfloat16_of, to_bfloat16)
     default:
-        REDUCE(uint16_t, double, bfloat16_of, to_bfloat16);
+        break; // no other type has passed check_type
     }
 }
 
@@ -451,7 +430,7 @@ static int collect(const struct call *call, void *stream, struct exchange exchan
                    const char *source, const char *target)
 {
     struct communicator *with = exchange.communicator;
-    struct stream *on = stream_of_acl(call, stream);
+    struct stream *on = stream_of(call, stream);
     if (!on)
         return call->statuses->refusal;
     TRY(need_device(call, HCCL_E_RUNTIME));
@@ -563,32 +542,9 @@ API HcclResult HcclBarrier(HcclComm comm, aclrtStream stream)
 
 API const char *HcclGetErrorString(HcclResult code)
 {
-    static const char *const NAMES[] = {"HCCL_SUCCESS",
-                                        "HCCL_E_PARA",
-                                        "HCCL_E_PTR",
-                                        "HCCL_E_MEMORY",
-                                        "HCCL_E_INTERNAL",
-                                        "HCCL_E_NOT_SUPPORT",
-                                        "HCCL_E_NOT_FOUND",
-                                        "HCCL_E_UNAVAIL",
-                                        "HCCL_E_SYSCALL",
-                                        "HCCL_E_TIMEOUT",
-                                        "HCCL_E_OPEN_FILE_FAILURE",
-                                        "HCCL_E_TCP_CONNECT",
-                                        "HCCL_E_ROCE_CONNECT",
-                                        "HCCL_E_TCP_TRANSFER",
-                                        "HCCL_E_ROCE_TRANSFER",
-                                        "HCCL_E_RUNTIME",
-                                        "HCCL_E_DRV",
-                                        "HCCL_E_PROFILING",
-                                        "HCCL_E_CCE",
-                                        "HCCL_E_NETWORK",
-                                        "HCCL_E_AGAIN",
-                                        "HCCL_E_REMOTE",
-                                        "HCCL_E_SUSPENDING"};
     static __thread char text[48];
-    if ((size_t)code < sizeof NAMES / sizeof *NAMES)
-        return NAMES[code];
+    if ((size_t)code < sizeof HCCL_RESULTS / sizeof *HCCL_RESULTS)
+        return HCCL_RESULTS[code];
     snprintf(text, sizeof text, "%d, which is no HcclResult", (int)code);
     return text;
 }

@@ -5,19 +5,13 @@
 #include <infinirt.h>
 #include <unistd.h>
 
-#include "runtime.h"
+#include "types.h"
 
 enum { MOST_AXES = 1024, TENSORS = 8 };
 
 API const char *normgradGetRecentErrMsg(void) { return last_message(); }
 
 // Devices
-
-static const char *const DEVICES[] = {
-    "INFINI_DEVICE_CPU",      "INFINI_DEVICE_NVIDIA", "INFINI_DEVICE_CAMBRICON",
-    "INFINI_DEVICE_ASCEND",   "INFINI_DEVICE_METAX",  "INFINI_DEVICE_MOORE",
-    "INFINI_DEVICE_ILUVATAR", "INFINI_DEVICE_KUNLUN", "INFINI_DEVICE_HYGON",
-    "INFINI_DEVICE_QY",       "INFINI_DEVICE_ALI"};
 
 API infiniStatus_t infinirtInit(void)
 {
@@ -92,20 +86,6 @@ API infiniStatus_t infinirtGetMemInfo(infiniDevice_t device, int device_id, size
 API infiniStatus_t infinirtDeviceSynchronize(void) { return (infiniStatus_t)finish_all(); }
 
 // Streams and events
-
-static struct stream *stream_of(const struct call *call, infinirtStream_t handle)
-{
-    struct stream *stream = &default_of_infini;
-    return handle && need(call, "stream", STREAM, handle, &stream) ? NULL : stream;
-}
-
-#define STREAM_OF(name, handle)                                                                    \
-    struct stream *name = stream_of(call, handle);                                                 \
-    if (!name)                                                                                     \
-    return INFINI_STATUS_BAD_PARAM
-#define EVENT_OF(name, handle)                                                                     \
-    struct event *name;                                                                            \
-    TRY(need(call, "event", EVENT, handle, &name))
 
 API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr)
 {
@@ -303,15 +283,15 @@ API infiniStatus_t infinirtMemsetAsync(void *ptr, int value, size_t count, infin
 static const struct {
     const char *name;
     int64_t size;
-} TYPES[] = {{"INVALID", 0}, {"BYTE", 1}, {"BOOL", 1}, {"I8", 1},    {"I16", 2},
-             {"I32", 4},     {"I64", 8},  {"U8", 1},   {"U16", 2},   {"U32", 4},
-             {"U64", 8},     {"F8", 1},   {"F16", 2},  {"F32", 4},   {"F64", 8},
-             {"C16", 2},     {"C32", 4},  {"C64", 8},  {"C128", 16}, {"BF16", 2}};
+} DTYPES[] = {{"INVALID", 0}, {"BYTE", 1}, {"BOOL", 1}, {"I8", 1},    {"I16", 2},
+              {"I32", 4},     {"I64", 8},  {"U8", 1},   {"U16", 2},   {"U32", 4},
+              {"U64", 8},     {"F8", 1},   {"F16", 2},  {"F32", 4},   {"F64", 8},
+              {"C16", 2},     {"C32", 4},  {"C64", 8},  {"C128", 16}, {"BF16", 2}};
 
 const char *infini_type_name(int type)
 {
     static __thread char text[32];
-    snprintf(text, sizeof text, "INFINI_DTYPE_%s", TYPES[type].name);
+    snprintf(text, sizeof text, "INFINI_DTYPE_%s", DTYPES[type].name);
     return text;
 }
 
@@ -340,14 +320,14 @@ API infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *de
         return refuse(call, "ndim: %zu; allowed: up to %d", ndim, MOST_AXES);
     if (!shape && ndim)
         return fail(call, call->statuses->null, "shape: null; allowed: %zu sizes", ndim);
-    if ((unsigned)dtype >= sizeof TYPES / sizeof *TYPES)
+    if ((unsigned)dtype >= sizeof DTYPES / sizeof *DTYPES)
         return refuse(call, "dtype: %d; allowed: an infiniDtype_t", (int)dtype);
     struct tensor *tensor =
         new_tensor((int64_t)ndim, (const int64_t *)shape, (const int64_t *)strides, 0, NULL);
     if (!tensor)
         return fail(call, call->statuses->failure, "no memory");
     tensor->data_type = (int32_t)dtype;
-    tensor->item_size = TYPES[dtype].size;
+    tensor->item_size = DTYPES[dtype].size;
     struct job job = {.operator = call->function, .count = 1};
     job.arguments[0] = (struct argument){.kind = INFINI_TENSOR, .object = tensor};
     struct request request = {.operator = call->function, .arguments = job.arguments, .count = 1};
@@ -457,17 +437,13 @@ API infiniStatus_t infiniopGetDescriptorDeviceId(const struct InfiniopDescriptor
     return 0;
 }
 
-// Check that memory holds ``needed`` bytes, as far as it is known; ``size`` is what there is.
-static int check_memory(const struct call *call, const char *name, const void *address,
-                        uint64_t *size)
+// Find how many bytes there are from an address on, as far as it is known.
+static int find_size(const struct call *call, const char *name, const void *address, uint64_t *size)
 {
     struct block block;
-    if (!block_at(address, &block))
-        return 0;
-    if (block.freed_by)
-        return refuse(call, "%s: memory that %s has freed; allowed: not freed", name,
-                      block.freed_by);
-    *size = (uint64_t)(end_of_block(&block) - (const char *)address);
+    TRY(living_block(call, name, address, &block));
+    if (block.size)
+        *size = (uint64_t)(end_of_block(&block) - (const char *)address);
     return 0;
 }
 
@@ -494,7 +470,7 @@ API infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor
             continue;
         if (!data[i - 1])
             return (infiniStatus_t)refuse_null(call, NAMES[i], "the tensor's memory");
-        TRY(check_memory(call, NAMES[i], data[i - 1], &size));
+        TRY(find_size(call, NAMES[i], data[i - 1], &size));
         if (size < (uint64_t)high)
             return (infiniStatus_t)refuse(call, "%s: %zu bytes; allowed: %zu", NAMES[i],
                                           (size_t)size, (size_t)high);
@@ -502,7 +478,7 @@ API infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor
     uint64_t needed = workspace_size(job.plan), size = UINT64_MAX;
     if (needed) {
         if (workspace)
-            TRY(check_memory(call, "workspace", workspace, &size));
+            TRY(find_size(call, "workspace", workspace, &size));
         uint64_t is = size < workspace_size_ ? size : workspace_size_;
         char of[40] = "";
         if (workspace && size != UINT64_MAX)

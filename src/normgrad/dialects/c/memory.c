@@ -5,12 +5,8 @@
 #define _GNU_SOURCE
 #include "core.h"
 
-#include <pthread.h>
-#include <search.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "report.h"
 
 enum { LINE = 64, FILLED = 64 << 20, HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
 // The limits on freed blocks that are kept; the last one is in any case. The pages of those from a
@@ -21,76 +17,51 @@ enum { MOST_FREED = 1024, RETURNED_FROM = 64 << 10 };
 extern void __asan_poison_memory_region(const volatile void *, size_t) __attribute__((weak));
 extern void __asan_unpoison_memory_region(const volatile void *, size_t) __attribute__((weak));
 
-static void *tree;                    // of all blocks, by address
-static struct block *oldest, *newest; // of those that were freed
+static struct block **blocks;          // all of them, by address
+static size_t block_count, block_room; // of the array
+static struct block *oldest, *newest;  // of those that were freed
 static size_t freed_count, freed_bytes;
 spin_lock block_lock;
 
-static int compare(const void *a, const void *b)
+// The index of the first block that ends after an address.
+static size_t index_of(const char *address)
 {
-    const struct block *one = a, *two = b;
-    return one->address + one->size <= two->address   ? -1
-           : two->address + two->size <= one->address ? 1
-                                                      : 0;
-}
-
-static struct block *find(const void *address)
-{
-    struct block key = {.address = (char *)address, .size = 1};
-    struct block **node = tfind(&key, &tree, compare);
-    return node ? *node : NULL;
-}
-
-// The blocks that a thread has found last, by the addresses it asked for, as long as no block has come
-// or gone: so threads do not wait for each other.
-enum { RECENT = 16 };
-struct recent {
-    const void *address;
-    unsigned version;
-    struct block block;
-};
-static volatile unsigned version = 1; // of the tree
-static pthread_key_t recent_key;
-static pthread_once_t recent_once = PTHREAD_ONCE_INIT;
-static __thread struct recent *recents; // not here, since a thread's variables are on its stack
-
-static void drop_recents(void *all)
-{
-    recents = NULL; // destructors of the program's own may call after this one
-    free(all);
-}
-
-static void make_recent_key(void) { pthread_key_create(&recent_key, drop_recents); }
-
-static struct recent *recent_of(const void *address)
-{
-    if (!recents && (recents = calloc(RECENT, sizeof *recents))) {
-        pthread_once(&recent_once, make_recent_key);
-        pthread_setspecific(recent_key, recents);
+    size_t low = 0, high = block_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (blocks[middle]->address + blocks[middle]->size <= address)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    return recents ? &recents[((size_t)address >> 6 ^ (size_t)address >> 12) % RECENT] : NULL;
+    return low;
+}
+
+static struct block *find(const char *address)
+{
+    size_t index = index_of(address);
+    return index < block_count && blocks[index]->address <= address ? blocks[index] : NULL;
 }
 
 bool block_at(const void *address, struct block *found)
 {
-    struct recent *recent = recent_of(address);
-    unsigned now = __atomic_load_n(&version, __ATOMIC_ACQUIRE);
-    if (recent && recent->address == address && recent->version == now) {
-        *found = recent->block;
-        return true;
-    }
     lock(&block_lock);
     struct block *block = find(address);
     if (block)
         *found = *block;
     unlock(&block_lock);
-    if (block && recent)
-        *recent = (struct recent){address, now, *found};
     return block;
 }
 
-// Tell all threads that blocks have changed.
-static void changed(void) { __atomic_add_fetch(&version, 1, __ATOMIC_RELEASE); }
+int living_block(const struct call *call, const char *name, const void *address,
+                 struct block *found)
+{
+    *found = (struct block){0};
+    if (block_at(address, found) && found->freed_by)
+        return refuse(call, "%s: memory that %s has freed; allowed: not freed", name,
+                      found->freed_by);
+    return 0;
+}
 
 char *end_of_block(const struct block *block)
 {
@@ -111,13 +82,23 @@ static bool add(const struct call *call, struct block block)
     new->maker = call->function;
     new->from = call->from;
     lock(&block_lock);
-    new->number = ++number;
-    bool is_added = tsearch(new, &tree, compare);
-    changed();
+    if (block_count == block_room) {
+        size_t more = block_room ? 2 * block_room : 64;
+        struct block **larger = realloc(blocks, more * sizeof *blocks);
+        blocks = larger ? larger : blocks;
+        block_room = larger ? more : block_room;
+    }
+    bool has_room = block_count < block_room;
+    if (has_room) {
+        size_t index = index_of(new->address);
+        memmove(blocks + index + 1, blocks + index, (block_count++ - index) * sizeof *blocks);
+        blocks[index] = new;
+        new->number = ++number;
+    }
     unlock(&block_lock);
-    if (!is_added)
+    if (!has_room)
         free(new);
-    return is_added;
+    return has_room;
 }
 
 bool add_mapping(const struct call *call, void *address, size_t size, bool is_device)
@@ -127,11 +108,11 @@ bool add_mapping(const struct call *call, void *address, size_t size, bool is_de
                    .address = address, .size = size, .is_device = is_device, .is_mapped = true});
 }
 
-// Remove a block from the tree, and give its memory back. Needs the lock.
+// Forget a block, and give its memory back. Needs the lock.
 static void remove_block(struct block *block)
 {
-    tdelete(block, &tree, compare);
-    changed();
+    size_t index = index_of(block->address);
+    memmove(blocks + index, blocks + index + 1, (--block_count - index) * sizeof *blocks);
     freed_bytes -= block->size;
     --freed_count;
     if (!block->is_mapped) {
@@ -149,6 +130,12 @@ static void drop_oldest(void)
     if (!oldest)
         newest = NULL;
     remove_block(block);
+}
+
+static void drop_surplus(void)
+{
+    while (freed_count > 1 && (freed_count > MOST_FREED || freed_bytes > MOST_FREED_BYTES))
+        drop_oldest();
 }
 
 void forget_blocks(const char *first, const char *end)
@@ -210,14 +197,11 @@ int allocate(const struct call *call, int no_memory, void *context, size_t size,
 static void end_block(struct block *block, const char *function)
 {
     block->freed_by = function;
-    changed();
     block->next = NULL;
     *(newest ? &newest->next : &oldest) = block;
     newest = block;
     freed_bytes += block->size;
     ++freed_count;
-    while (freed_count > 1 && (freed_count > MOST_FREED || freed_bytes > MOST_FREED_BYTES))
-        drop_oldest();
     if (block->is_mapped)
         return;
     if (block->size >= RETURNED_FROM) {
@@ -256,12 +240,13 @@ int release(const struct call *call, const char *name, const char *makers, void 
     bool is_right = block && is_in(makers, found.maker) && found.address == address;
     bool can_free = is_right && (!found.freed_by || is_reset(&found));
     if (can_free && is_reset(&found))
-        block->freed_by = call->function, changed();
+        block->freed_by = call->function;
     else if (can_free) {
         enter_place(call->from);
         announce(address, found.size, true);
         leave_place();
         end_block(block, call->function);
+        drop_surplus();
     }
     unlock(&block_lock);
     if (can_free)
@@ -279,95 +264,42 @@ int release(const struct call *call, const char *name, const char *makers, void 
                   found.freed_by, makers);
 }
 
-// Walks of the tree, which take no arguments
-
-static void *reset_context;
-static struct block *to_reset[4096];
-static int reset_count;
-static const char *mapping_first, *mapping_end;
-static bool mapping_found;
-static struct leftovers left;
-
-static void visit_to_reset(const void *node, VISIT visit, int depth)
-{
-    (void)depth;
-    struct block *block = *(struct block *const *)node;
-    if ((visit == postorder || visit == leaf) && block->context == reset_context &&
-        block->is_device && !block->freed_by &&
-        reset_count < (int)(sizeof to_reset / sizeof *to_reset))
-        to_reset[reset_count++] = block;
-}
-
 void release_context(void *context)
 {
     lock(&block_lock);
-    do {
-        reset_context = context;
-        reset_count = 0;
-        twalk(tree, visit_to_reset);
-        for (int i = 0; i < reset_count; ++i)
-            end_block(to_reset[i], "aclrtResetDevice");
-    } while (reset_count);
+    for (size_t i = 0; i < block_count; ++i) {
+        struct block *block = blocks[i];
+        if (block->context == context && block->is_device && !block->freed_by)
+            end_block(block, "aclrtResetDevice");
+    }
+    drop_surplus();
     unlock(&block_lock);
-}
-
-static void visit_mapping(const void *node, VISIT visit, int depth)
-{
-    (void)depth;
-    const struct block *block = *(struct block *const *)node;
-    if ((visit == postorder || visit == leaf) && block->is_mapped && !block->freed_by)
-        mapping_found |=
-            block->address < mapping_end && mapping_first < block->address + block->size;
 }
 
 bool has_mapping(const char *first, const char *end)
 {
+    bool found = false;
     lock(&block_lock);
-    mapping_first = first;
-    mapping_end = end;
-    mapping_found = false;
-    twalk(tree, visit_mapping);
-    bool found = mapping_found;
+    for (size_t i = index_of(first); i < block_count && blocks[i]->address < end; ++i)
+        found |= blocks[i]->is_mapped && !blocks[i]->freed_by;
     unlock(&block_lock);
     return found;
 }
 
-static void visit_left(const void *node, VISIT visit, int depth)
+void count_blocks(void)
 {
-    (void)depth;
-    const struct block *block = *(struct block *const *)node;
-    if ((visit == postorder || visit == leaf) && !block->is_parents &&
-        (!block->freed_by || is_reset(block)))
-        leftover(&left, "", block->maker, block->from, block->size, block->number);
-}
-
-static int by_number(const void *a, const void *b)
-{
-    return ((const struct leftover *)a)->number < ((const struct leftover *)b)->number ? -1 : 1;
-}
-
-void report_blocks(void)
-{
-    char place[700];
-    twalk(tree, visit_left);
-    qsort(left.each, (size_t)left.count, sizeof *left.each, by_number);
-    for (int i = 0; i < left.count; ++i) {
-        struct leftover *each = &left.each[i];
-        char several[40] = "";
-        if (each->count > 1)
-            snprintf(several, sizeof several, " in %d blocks", each->count);
-        complain("never freed: %zu bytes%s from %s%s", each->bytes, several, each->maker,
-                 place_of(each->from, place, sizeof place));
+    for (size_t i = 0; i < block_count; ++i) {
+        const struct block *block = blocks[i];
+        if (!block->is_parents && (!block->freed_by || is_reset(block)))
+            leftover("", block->maker, block->from, block->size, block->number);
     }
 }
 
-static void visit_parents(const void *node, VISIT visit, int depth)
+void forget_parents_blocks(void)
 {
-    (void)visit, (void)depth;
-    (*(struct block *const *)node)->is_parents = true;
+    for (size_t i = 0; i < block_count; ++i)
+        blocks[i]->is_parents = true;
 }
-
-void forget_parents_blocks(void) { twalk(tree, visit_parents); }
 
 // Copies
 
@@ -382,15 +314,13 @@ int reach(const struct call *call, bool checks_sides, const char *name, const vo
         return 0;
     }
     bool is_strict = checks_sides && !settings()->host_memory;
-    if (!block_at(address, &block)) {
+    TRY(living_block(call, name, address, &block));
+    if (!block.size) {
         if (on_device && is_strict)
             return refuse(call, "%s: %#zx is no device memory; allowed: device memory", name,
                           (size_t)address);
         return 0;
     }
-    if (block.freed_by)
-        return refuse(call, "%s: memory that %s has freed; allowed: not freed", name,
-                      block.freed_by);
     size_t offset = (size_t)((const char *)address - block.address);
     size_t rest = (size_t)(end_of_block(&block) - (const char *)address);
     if (count > rest) {

@@ -4,9 +4,6 @@
 // serves again. So the handle of an object that was ended stands for no other one.
 #include "core.h"
 
-#include "report.h"
-#include "runtime.h"
-
 enum { CHUNK = 4096, CHUNKS = 4096, REMEMBERED = 4096 };
 #define FIRST 0x4E47000000000000ull // no address, since the upper bits of those are zero
 #define GENERATIONS (1u << 20)
@@ -148,12 +145,6 @@ void *peek(const void *handle, enum kind *kind)
     return object;
 }
 
-bool handle_ended(const void *handle)
-{
-    enum kind kind;
-    return !peek(handle, &kind);
-}
-
 const char *problem_of(const void *handle)
 {
     static __thread char text[128];
@@ -245,10 +236,9 @@ void each_object(void (*visit)(void *, enum kind, void *, void *), void *data)
     }
 }
 
-void report_objects(void)
+void count_objects(void)
 {
-    static struct leftovers all;
-    char what[240], place[700];
+    char what[240];
     for (uint32_t index = 1; index < count; ++index) {
         struct entry *entry = entry_at(index);
         bool was_reset =
@@ -256,15 +246,7 @@ void report_objects(void)
         if (!entry->is_owned || !(entry->is_living || was_reset))
             continue;
         describe(what, sizeof what, entry->kind, entry->object);
-        leftover(&all, what, entry->maker, entry->from, 0, index);
-    }
-    for (int i = 0; i < all.count; ++i) {
-        struct leftover *each = &all.each[i];
-        char more[32] = "";
-        if (each->count > 1)
-            snprintf(more, sizeof more, " and %d more", each->count - 1);
-        complain("never destroyed: %s%s from %s%s", each->what, more, each->maker,
-                 place_of(each->from, place, sizeof place));
+        leftover(what, entry->maker, entry->from, 0, index);
     }
 }
 

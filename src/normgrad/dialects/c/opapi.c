@@ -5,8 +5,6 @@
 #include <acl/acl.h>
 #include <aclnn/aclnn_base.h>
 
-#include "runtime.h"
-
 // A parameter of phase 1: 'T' a tensor, 'M' a mask, 'b' a bool, 'd' a double, 'i' an int64.
 struct parameter {
     const char *name;
@@ -129,9 +127,10 @@ static int check_tensor(const struct call *call, struct executor *executor, int 
     const char *name = executor->operator->parameters[index].name;
     const struct tensor *tensor = executor->job.arguments[index].object;
     struct block block;
+    enum kind kind;
     int64_t low = 0, high = 0;
     span_of(executor->job.plan, index, &low, &high);
-    if (handle_ended(executor->handles[index]))
+    if (!peek(executor->handles[index], &kind))
         return refuse(call, "%s: it was destroyed since phase 1; allowed: what stays until phase 2",
                       name);
     if (high == low)
@@ -148,13 +147,10 @@ static int check_tensor(const struct call *call, struct executor *executor, int 
 static int check_workspace(const struct call *call, const void *workspace, uint64_t needed)
 {
     struct block block;
-    bool is_known = block_at(workspace, &block);
-    if (is_known && block.freed_by)
-        return refuse(call, "workspace: memory that %s has freed; allowed: not freed",
-                      block.freed_by);
-    if (!settings()->host_memory && !(is_known && block.is_device))
+    TRY(living_block(call, "workspace", workspace, &block));
+    if (!settings()->host_memory && !(block.size && block.is_device))
         return refuse(call, "workspace: no memory from aclrtMalloc; allowed: device memory");
-    if (!is_known)
+    if (!block.size)
         return 0;
     uint64_t rest = (uint64_t)(end_of_block(&block) - (const char *)workspace);
     if (rest < needed)
@@ -189,7 +185,7 @@ static int phase_2(const struct call *call, const struct operator *operator, voi
     for (int i = 0; i < operator->count; ++i)
         if (uses_argument(executor->job.plan, i))
             TRY(check_tensor(call, executor, i));
-    struct stream *on = &default_of_acl;
+    struct stream *on = &default_stream;
     void *found = stream ? peek(stream, &kind) : on;
     if (stream && (!found || kind != STREAM))
         return fail(call, call->statuses->failure, "stream: %s; allowed: a stream, or null",

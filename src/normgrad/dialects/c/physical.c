@@ -6,8 +6,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "runtime.h"
-
 enum { UNIT = 2 << 20, FILLED = 64 << 20, MOST_RESERVED = 1024 };
 enum { ACCESS = PROT_READ | PROT_WRITE, UNUSED = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE };
 
@@ -22,7 +20,6 @@ static struct reserved {
     char *first, *start; // start: of the mapping that the addresses are in
     size_t size;
 } reserved[MOST_RESERVED];
-spin_lock reserved_lock;
 
 #define NEED_ZERO(name, value)                                                                     \
     do {                                                                                           \
@@ -130,14 +127,14 @@ API aclError aclrtReserveMemAddress(void **virPtr, size_t size, size_t alignment
     if (start == MAP_FAILED)
         return no_memory(call, size);
     char *first = (char *)(((size_t)start + UNIT - 1) / UNIT * UNIT);
-    lock(&reserved_lock);
+    lock(&rare_lock);
     struct reserved *place = reserved;
     while (place < reserved + MOST_RESERVED && place->first)
         ++place;
     bool has_room = place < reserved + MOST_RESERVED;
     if (has_room)
         *place = (struct reserved){first, start, size};
-    unlock(&reserved_lock);
+    unlock(&rare_lock);
     if (!has_room) {
         munmap(start, size + UNIT);
         return no_memory(call, size);

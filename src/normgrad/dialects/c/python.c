@@ -369,8 +369,7 @@ void with_stack(void (*run)(void *), void *data)
 static __thread int forking;
 static __thread PyGILState_STATE fork_state;
 enum { LOCKED = 1, WITH_GIL = 2, AMID_START = 4 };
-static spin_lock *const LOCKS[] = {&object_lock,   &block_lock,   &plan_lock,     &line_lock,
-                                   &settings_lock, &pending_lock, &reserved_lock, &waiting_lock};
+static spin_lock *const LOCKS[] = {&object_lock, &block_lock, &plan_lock, &rare_lock};
 
 static void before_fork(void)
 {

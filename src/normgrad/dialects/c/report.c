@@ -13,8 +13,6 @@
 #include <stdarg.h>
 #include <unistd.h>
 
-#include "report.h"
-
 const struct statuses OF_ACL = {ACL_ERROR_RT_PARAM_INVALID, ACL_ERROR_RT_PARAM_INVALID,
                                 ACL_ERROR_INTERNAL_ERROR};
 const struct statuses OF_HCCL = {HCCL_E_PARA, HCCL_E_PTR, HCCL_E_INTERNAL};
@@ -28,7 +26,7 @@ const struct statuses OF_INFINI = {INFINI_STATUS_BAD_PARAM, INFINI_STATUS_BAD_PA
 // Settings
 
 static struct settings current;
-spin_lock line_lock, settings_lock;
+spin_lock rare_lock;
 
 static const char *variable(const char *name)
 {
@@ -44,7 +42,7 @@ int read_settings(const struct call *call, int status)
     char *end;
     long count = strtol(*devices ? devices : "1", &end, 10);
     bool is_count = count >= 1 && count <= 64 && !*end;
-    lock(&settings_lock);
+    lock(&rare_lock);
     current.is_fatal = !strcmp(report, "error");
     current.report = current.is_fatal || !strcmp(report, "1");
     current.host_memory = !strcmp(variable("NORMGRAD_CAPI_HOST_MEMORY"), "1");
@@ -54,7 +52,7 @@ int read_settings(const struct call *call, int status)
     snprintf(current.save_invstd, sizeof current.save_invstd, "%s",
              variable("NORMGRAD_ACL_SAVE_INVSTD"));
     __atomic_add_fetch(&current.version, 1, __ATOMIC_RELEASE);
-    unlock(&settings_lock);
+    unlock(&rare_lock);
     if (!is_count)
         return fail(call, status, "NORMGRAD_CAPI_DEVICES: '%s'; allowed: 1 to 64", devices);
     if (*streams && !current.has_threads)
@@ -109,7 +107,7 @@ static void note(int sort, const char *text)
 {
     if (!settings()->report)
         return;
-    lock(&line_lock);
+    lock(&rare_lock);
     struct line *line = lines;
     while (line < lines + line_count && strcmp(line->text, text))
         ++line;
@@ -121,42 +119,26 @@ static void note(int sort, const char *text)
     }
     if (line < lines + line_count)
         ++line->count;
-    unlock(&line_lock);
+    unlock(&rare_lock);
     if (is_new)
         fprintf(stderr, "normgrad: %s\n", text);
 }
 
-static int failed(const struct call *call, int status, bool is_noted, const char *format,
-                  va_list arguments)
+int fail_and_note(const struct call *call, bool is_noted, int status, const char *format, ...)
 {
     if (!call)
         return status;
+    va_list arguments;
     char *text = last_message();
     int length = snprintf(text, MESSAGE_SIZE, "%s: ", call->function);
+    va_start(arguments, format);
     vsnprintf(text + length, (size_t)(MESSAGE_SIZE - length), format, arguments);
+    va_end(arguments);
     if (is_noted && settings()->report) {
         char line[MESSAGE_SIZE + 32];
         snprintf(line, sizeof line, status ? "error %d: %s" : "error%.0d: %s", status, text);
         note(ERRORS, line);
     }
-    return status;
-}
-
-int fail(const struct call *call, int status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    failed(call, status, true, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
-int fail_quietly(const struct call *call, int status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    failed(call, status, false, format, arguments);
-    va_end(arguments);
     return status;
 }
 
@@ -179,7 +161,8 @@ void fail_at_end(void)
         ending = 1;
 }
 
-void complain(const char *format, ...)
+// Print a finding.
+static void __attribute__((format(printf, 1, 2))) complain(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -195,7 +178,7 @@ void report_lines(void)
     static const char *const NAMES[SORTS][2] = {
         {"call failed", "calls failed"},
         {"call that may fail on devices", "calls that may fail on devices"}};
-    lock(&line_lock);
+    lock(&rare_lock);
     for (int sort = 0; sort < SORTS; ++sort) {
         int total = 0;
         for (int i = 0; i < line_count; ++i)
@@ -213,12 +196,14 @@ void report_lines(void)
     for (int i = 0; i < line_count; ++i)
         free(lines[i].text);
     line_count = 0;
-    unlock(&line_lock);
+    unlock(&rare_lock);
 }
 
 // Places in the program
 
-const char *place_of(void *from, char *text, size_t size)
+// " in f (host.c:7)" for the call that returns to an address; "" if nothing is known. Files and lines
+// need a program compiled with -g, and addr2line.
+static const char *place_of(void *from, char *text, size_t size)
 {
     Dl_info info;
     *text = 0;
@@ -248,23 +233,52 @@ const char *place_of(void *from, char *text, size_t size)
 
 // What a program has left: those of one kind from one place are one line.
 
-void leftover(struct leftovers *all, const char *what, const char *maker, void *from, size_t bytes,
-              size_t number)
+enum { MOST_LEFTOVERS = 256 };
+static int leftover_count;
+static struct leftover {
+    const char *maker;
+    void *from;
+    size_t bytes, number; // the number of the first of them
+    int count;
+    char what[240];
+} leftovers[MOST_LEFTOVERS];
+
+void leftover(const char *what, const char *maker, void *from, size_t bytes, size_t number)
 {
-    for (int i = 0; i < all->count; ++i) {
-        struct leftover *each = &all->each[i];
+    for (struct leftover *each = leftovers; each < leftovers + leftover_count; ++each)
         if (each->from == from && each->maker == maker) {
             each->bytes += bytes;
             each->number = number < each->number ? number : each->number;
             ++each->count;
             return;
         }
-    }
-    if (all->count == MOST_LEFTOVERS)
+    if (leftover_count == MOST_LEFTOVERS)
         return;
-    struct leftover *new = &all->each[all->count++];
+    struct leftover *new = &leftovers[leftover_count++];
     *new = (struct leftover){maker, from, bytes, number, 1, ""};
     snprintf(new->what, sizeof new->what, "%s", what);
+}
+
+static int by_number(const void *a, const void *b)
+{
+    return ((const struct leftover *)a)->number < ((const struct leftover *)b)->number ? -1 : 1;
+}
+
+static void report_leftovers(void)
+{
+    char more[40], place[700];
+    qsort(leftovers, (size_t)leftover_count, sizeof *leftovers, by_number);
+    for (struct leftover *each = leftovers; each < leftovers + leftover_count; ++each) {
+        place_of(each->from, place, sizeof place);
+        snprintf(more, each->count > 1 ? sizeof more : 1,
+                 each->bytes ? " in %d blocks" : " and %d more",
+                 each->bytes ? each->count : each->count - 1);
+        if (each->bytes)
+            complain("never freed: %zu bytes%s from %s%s", each->bytes, more, each->maker, place);
+        else
+            complain("never destroyed: %s%s from %s%s", each->what, more, each->maker, place);
+    }
+    leftover_count = 0;
 }
 
 // This runs after the program's own static destructors, which may still free memory.
@@ -272,8 +286,10 @@ __attribute__((destructor)) static void end(void)
 {
     if (settings()->report) {
         report_lines();
-        report_objects();
-        report_blocks();
+        count_objects();
+        report_leftovers();
+        count_blocks();
+        report_leftovers();
     }
     if (ending) {
         fflush(NULL);

@@ -89,7 +89,7 @@ struct task {
     char *message;
 };
 
-struct stream default_of_acl = {.object = {1, NULL}}, default_of_infini = {.object = {1, NULL}};
+struct stream default_stream = {.object = {1, NULL}};
 
 static bool has_threads(void)
 {
@@ -263,6 +263,12 @@ struct stream *new_stream(void *context)
     return stream;
 }
 
+struct stream *stream_of(const struct call *call, const void *handle)
+{
+    struct stream *stream = &default_stream;
+    return handle && need(call, "stream", STREAM, handle, &stream) ? NULL : stream;
+}
+
 // The first failure since the last wait, with its message.
 static int take_failure(struct stream *stream)
 {
@@ -304,9 +310,7 @@ static void finish_each(void *handle, enum kind kind, void *object, void *data)
 
 int finish_all(void)
 {
-    int status = finish(&default_of_acl), of_infini = finish(&default_of_infini);
-    if (!status)
-        status = of_infini;
+    int status = finish(&default_stream);
     each_object(finish_each, &status);
     return status;
 }
@@ -349,9 +353,7 @@ static void reset_each(void *handle, enum kind kind, void *object, void *data)
 void streams_forked(void) // the child has no threads
 {
     each_object(reset_each, NULL);
-    struct stream *defaults[] = {&default_of_acl, &default_of_infini};
-    for (int i = 0; i < 2; ++i)
-        *defaults[i] = (struct stream){.object = {1, NULL}};
+    default_stream = (struct stream){.object = {1, NULL}};
 }
 
 // Events

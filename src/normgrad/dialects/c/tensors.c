@@ -5,78 +5,21 @@
 #include <aclnn/aclnn_base.h>
 #include <infiniop.h>
 
-#include "runtime.h"
-
 enum { MOST_AXES = 1024, MOST_VALUES = 1 << 20, ALIGNMENT = 32 };
 
-// The element types: their names in contracts, and their sizes in bytes, 0 if they have none here.
-static const struct {
-    const char *name;
-    size_t size;
-} TYPES[] = {
-    [ACL_FLOAT] = {"float32", 4},
-    [ACL_FLOAT16] = {"float16", 2},
-    [ACL_INT8] = {"int8", 1},
-    [ACL_INT32] = {"int32", 4},
-    [ACL_UINT8] = {"uint8", 1},
-    [ACL_INT16] = {"int16", 2},
-    [ACL_UINT16] = {"uint16", 2},
-    [ACL_UINT32] = {"uint32", 4},
-    [ACL_INT64] = {"int64", 8},
-    [ACL_UINT64] = {"uint64", 8},
-    [ACL_DOUBLE] = {"float64", 8},
-    [ACL_BOOL] = {"bool", 1},
-    [ACL_STRING] = {"string", 0},
-    [ACL_COMPLEX64] = {"complex64", 8},
-    [ACL_COMPLEX128] = {"complex128", 16},
-    [ACL_BF16] = {"bfloat16", 2},
-    [ACL_INT4] = {"int4", 0},
-    [ACL_UINT1] = {"uint1", 0},
-    [ACL_COMPLEX32] = {"complex32", 0},
-    [ACL_HIFLOAT8] = {"hifloat8", 0},
-    [ACL_FLOAT8_E5M2] = {"float8_e5m2", 0},
-    [ACL_FLOAT8_E4M3FN] = {"float8_e4m3fn", 0},
-    [ACL_FLOAT8_E8M0] = {"float8_e8m0", 0},
-    [ACL_FLOAT6_E3M2] = {"float6_e3m2", 0},
-    [ACL_FLOAT6_E2M3] = {"float6_e2m3", 0},
-    [ACL_FLOAT4_E2M1] = {"float4_e2m1", 0},
-    [ACL_FLOAT4_E1M2] = {"float4_e1m2", 0},
-};
-
-static const char *const FORMATS[] = {
-    [ACL_FORMAT_NCHW] = "NCHW",
-    [ACL_FORMAT_NHWC] = "NHWC",
-    [ACL_FORMAT_ND] = "ND",
-    [ACL_FORMAT_NC1HWC0] = "NC1HWC0",
-    [ACL_FORMAT_FRACTAL_Z] = "FRACTAL_Z",
-    [ACL_FORMAT_NC1HWC0_C04] = "NC1HWC0_C04",
-    [ACL_FORMAT_HWCN] = "HWCN",
-    [ACL_FORMAT_NDHWC] = "NDHWC",
-    [ACL_FORMAT_FRACTAL_NZ] = "FRACTAL_NZ",
-    [ACL_FORMAT_NCDHW] = "NCDHW",
-    [ACL_FORMAT_NDC1HWC0] = "NDC1HWC0",
-    [ACL_FRACTAL_Z_3D] = "ACL_FRACTAL_Z_3D",
-    [ACL_FORMAT_NC] = "NC",
-    [ACL_FORMAT_NCL] = "NCL",
-    [ACL_FORMAT_FRACTAL_NZ_C0_16] = "FRACTAL_NZ_C0_16",
-    [ACL_FORMAT_FRACTAL_NZ_C0_32] = "FRACTAL_NZ_C0_32",
-};
+// The names of types and formats in contracts, by one more than their numbers, and elements' sizes in
+// bytes, 0 if they have none here: TYPES and FORMATS.
+#include "types.h"
 
 #define NAME_OF(table, index, field)                                                               \
     ((index) >= 0 && (size_t)(index) < sizeof(table) / sizeof *(table) ? (table)[index] field      \
                                                                        : NULL)
 
-static const char *type_name(int type)
-{
-    return type == ACL_DT_UNDEFINED ? "undefined" : NAME_OF(TYPES, type, .name);
-}
+static const char *type_name(int type) { return NAME_OF(TYPES, type + 1, .name); }
 
-static const char *format_name(int format)
-{
-    return format == ACL_FORMAT_UNDEFINED ? "UNDEFINED" : NAME_OF(FORMATS, format, );
-}
+static const char *format_name(int format) { return NAME_OF(FORMATS, format + 1, ); }
 
-static size_t item_size(int type) { return type_name(type) && type >= 0 ? TYPES[type].size : 0; }
+static size_t item_size(int type) { return type_name(type) ? TYPES[type + 1].size : 0; }
 
 API size_t aclDataTypeSize(aclDataType dataType) { return item_size((int)dataType); }
 
@@ -218,25 +161,33 @@ static int check_tensor(const struct call *call, const int64_t *dims, uint64_t r
     return 0;
 }
 
+static int describe_view(const struct call *call, const int64_t *dims, uint64_t rank, int type,
+                         const int64_t *strides, int64_t offset, int format, const int64_t *storage,
+                         uint64_t storage_rank, void *data, struct tensor **tensor)
+{
+    TRY(check_tensor(call, dims, rank, type, strides, offset, format, storage, storage_rank, data));
+    *tensor = new_tensor((int64_t)rank, dims, strides, (int64_t)(storage ? storage_rank : rank),
+                         storage ? storage : dims);
+    if (!*tensor)
+        return fail(call, call->statuses->failure, "no memory");
+    (*tensor)->offset = offset;
+    (*tensor)->data = data;
+    (*tensor)->data_type = type;
+    (*tensor)->item_size = (int64_t)item_size(type);
+    (*tensor)->format = format;
+    return 0;
+}
+
 API aclTensor *aclCreateTensor(const int64_t *viewDims, uint64_t viewDimsNum, aclDataType dataType,
                                const int64_t *stride, int64_t offset, aclFormat format,
                                const int64_t *storageDims, uint64_t storageDimsNum,
                                void *tensorData)
 {
     BEGIN(&OF_ACLNN);
-    if (check_tensor(call, viewDims, viewDimsNum, (int)dataType, stride, offset, (int)format,
-                     storageDims, storageDimsNum, tensorData))
+    struct tensor *tensor;
+    if (describe_view(call, viewDims, viewDimsNum, (int)dataType, stride, offset, (int)format,
+                      storageDims, storageDimsNum, tensorData, &tensor))
         return NULL;
-    struct tensor *tensor = new_tensor((int64_t)viewDimsNum, viewDims, stride,
-                                       (int64_t)(storageDims ? storageDimsNum : viewDimsNum),
-                                       storageDims ? storageDims : viewDims);
-    if (!tensor)
-        return NULL;
-    tensor->offset = offset;
-    tensor->data = tensorData;
-    tensor->data_type = (int32_t)dataType;
-    tensor->item_size = (int64_t)item_size((int)dataType);
-    tensor->format = (int32_t)format;
     return handle_of(call, TENSOR, tensor, true);
 }
 
@@ -248,18 +199,8 @@ API aclnnStatus aclInitTensor(aclTensor *tensor, const int64_t *viewDims, uint64
     BEGIN(&OF_ACLNN);
     struct tensor *it, *new;
     TRY(need(call, "tensor", TENSOR, tensor, &it));
-    TRY(check_tensor(call, viewDims, viewDimsNum, (int)dataType, stride, offset, (int)format,
-                     storageDims, storageDimsNum, tensorDataAddr));
-    new = new_tensor((int64_t)viewDimsNum, viewDims, stride,
-                     (int64_t)(storageDims ? storageDimsNum : viewDimsNum),
-                     storageDims ? storageDims : viewDims);
-    if (!new)
-        return fail(call, call->statuses->failure, "no memory");
-    new->offset = offset;
-    new->data = tensorDataAddr;
-    new->data_type = (int32_t)dataType;
-    new->item_size = (int64_t)item_size((int)dataType);
-    new->format = (int32_t)format;
+    TRY(describe_view(call, viewDims, viewDimsNum, (int)dataType, stride, offset, (int)format,
+                      storageDims, storageDimsNum, tensorDataAddr, &new));
     replace_object(tensor, new);
     return 0;
 }

@@ -18,7 +18,7 @@ from ...tensors import strides as layout
 from ...tensors.specs import TensorSpec
 from ...tensors.unusable import describe, represent
 from .. import rules
-from ..shared import DialectError
+from ..errors import DialectError
 from .enumerations import infiniDevice_t as infiniDevice_t
 from .enumerations import infiniDtype_t as infiniDtype_t
 from .enumerations import infiniStatus_t as infiniStatus_t
@@ -91,8 +91,8 @@ _VECTOR = rules.rank_in(1, 1), rules.length("C"), rules.POSITIVE_STRIDES
 
 def _row(
     name: str, form: tuple[rules.Rule, rules.Rule, rules.Rule], is_output: bool = False
-) -> rules.Parameter:
-    return rules.Parameter(name, rules.ALWAYS, _AS_INPUT, (), *form, is_output)
+) -> rules.TensorRow:
+    return rules.TensorRow(name, rules.ALWAYS, _AS_INPUT, (), *form, is_output)
 
 
 CONTRACT = rules.Contract(
@@ -101,7 +101,7 @@ CONTRACT = rules.Contract(
         _row("grad_input", _DATA, True),
         _row("grad_weight", _VECTOR, True),
         _row("grad_bias", _VECTOR, True),
-        rules.Parameter(
+        rules.TensorRow(
             "input",
             rules.ALWAYS,
             (rules.dtype_in("float16", "float32", "bfloat16"),),
@@ -318,7 +318,7 @@ def infiniopCreateBatchNormBackwardDescriptor(
     owner = _need(_CREATE, "handle", handle, infiniopHandle_t)
     tensors = {
         row.name: _need(_CREATE, row.name, values[row.name], infiniopTensorDescriptor_t)
-        for row in CONTRACT.parameters
+        for row in CONTRACT.tensors
     }
     _supported(_CREATE, owner.device)
     key = tuple([(each.dims, each.strides, each.dtype) for each in tensors.values()])
@@ -336,7 +336,7 @@ _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 def _make_plan(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
-        rules.check(rules.Call(CONTRACT, ANY_PRODUCT, tensors), (ANY_PRODUCT,))
+        rules.check(rules.BoundArguments(CONTRACT, ANY_PRODUCT, tensors), (ANY_PRODUCT,))
     except rules.ContractError as error:
         status = STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None

@@ -1,8 +1,4 @@
-#ifndef NORMGRAD_INFINIRT_H
-#define NORMGRAD_INFINIRT_H
-
 #include "infinicore.h"
-#include "normgrad_absent.h"
 
 typedef void *infinirtStream_t;
 typedef void *infinirtEvent_t;
@@ -23,10 +19,6 @@ enum {
 typedef void *infinirtGraph_t;
 typedef void *infinirtGraphNode_t;
 typedef void *infinirtGraphExec_t;
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 infiniStatus_t infinirtInit(void);
 infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
@@ -58,17 +50,3 @@ infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t size, infi
     kind, infinirtStream_t stream);
 infiniStatus_t infinirtMemset(void *ptr, int value, size_t count);
 infiniStatus_t infinirtMemsetAsync(void *ptr, int value, size_t count, infinirtStream_t stream);
-
-NORMGRAD_ABSENT(infiniStatus_t, infinirtGetDeviceResourceSnapshot)
-NORMGRAD_ABSENT(infiniStatus_t, infinirtStreamBeginCapture)
-NORMGRAD_ABSENT(infiniStatus_t, infinirtStreamEndCapture)
-NORMGRAD_ABSENT(infiniStatus_t, infinirtGraphDestroy)
-NORMGRAD_ABSENT(infiniStatus_t, infinirtGraphInstantiate)
-NORMGRAD_ABSENT(infiniStatus_t, infinirtGraphExecDestroy)
-NORMGRAD_ABSENT(infiniStatus_t, infinirtGraphLuanch)
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

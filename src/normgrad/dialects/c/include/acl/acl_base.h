@@ -1,10 +1,6 @@
-#ifndef NORMGRAD_ACL_ACL_BASE_H
-#define NORMGRAD_ACL_ACL_BASE_H
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "../normgrad_absent.h"
 
 typedef int aclError;
 typedef uint16_t aclFloat16;
@@ -56,22 +52,6 @@ enum {
     ACL_ERROR_RT_AICPU_INTERNAL_ERROR
 };
 
-typedef enum aclDataType {
-    ACL_DT_UNDEFINED = -1, ACL_FLOAT, ACL_FLOAT16, ACL_INT8, ACL_INT32, ACL_UINT8, ACL_INT16 = 6,
-    ACL_UINT16, ACL_UINT32, ACL_INT64, ACL_UINT64, ACL_DOUBLE, ACL_BOOL, ACL_STRING,
-    ACL_COMPLEX64 = 16, ACL_COMPLEX128, ACL_BF16 = 27, ACL_INT4 = 29, ACL_UINT1, ACL_COMPLEX32 = 33,
-    ACL_HIFLOAT8, ACL_FLOAT8_E5M2, ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E8M0, ACL_FLOAT6_E3M2,
-    ACL_FLOAT6_E2M3, ACL_FLOAT4_E2M1, ACL_FLOAT4_E1M2
-} aclDataType;
-
-typedef enum aclFormat {
-    ACL_FORMAT_UNDEFINED = -1, ACL_FORMAT_NCHW, ACL_FORMAT_NHWC, ACL_FORMAT_ND, ACL_FORMAT_NC1HWC0,
-    ACL_FORMAT_FRACTAL_Z, ACL_FORMAT_NC1HWC0_C04 = 12, ACL_FORMAT_HWCN = 16, ACL_FORMAT_NDHWC = 27,
-    ACL_FORMAT_FRACTAL_NZ = 29, ACL_FORMAT_NCDHW, ACL_FORMAT_NDC1HWC0 = 32, ACL_FRACTAL_Z_3D,
-    ACL_FORMAT_NC = 35, ACL_FORMAT_NCL = 47, ACL_FORMAT_FRACTAL_NZ_C0_16 = 50,
-    ACL_FORMAT_FRACTAL_NZ_C0_32
-} aclFormat;
-
 typedef struct aclDataBuffer aclDataBuffer;
 typedef struct aclTensorDesc aclTensorDesc;
 typedef void *aclrtNotify;
@@ -100,43 +80,6 @@ typedef enum aclDeviceInfo {
     ACL_DEVICE_INFO_VECTOR_CORE_NUM = 1, ACL_DEVICE_INFO_L2_SIZE = 2
 } aclDeviceInfo;
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 size_t aclDataTypeSize(aclDataType dataType);
 aclFloat16 aclFloatToFloat16(float value);
 float aclFloat16ToFloat(aclFloat16 value);
-
-NORMGRAD_ABSENT_VALUE(aclDataBuffer *, aclCreateDataBuffer)
-NORMGRAD_ABSENT(aclError, aclDestroyDataBuffer) NORMGRAD_ABSENT(aclError, aclUpdateDataBuffer)
-NORMGRAD_ABSENT(aclError, aclSetTensorShapeRange) NORMGRAD_ABSENT(aclError, aclSetTensorValueRange)
-NORMGRAD_ABSENT(aclError, aclGetTensorDescDimV2) NORMGRAD_ABSENT(aclError, aclGetTensorDescDimRange)
-NORMGRAD_ABSENT(aclError, aclTransTensorDescFormat)
-NORMGRAD_ABSENT(aclError, aclSetTensorStorageFormat)
-NORMGRAD_ABSENT(aclError, aclSetTensorStorageShape) NORMGRAD_ABSENT(aclError, aclSetTensorFormat)
-NORMGRAD_ABSENT(aclError, aclSetTensorShape) NORMGRAD_ABSENT(aclError, aclSetTensorOriginFormat)
-NORMGRAD_ABSENT(aclError, aclSetTensorOriginShape)
-NORMGRAD_ABSENT(aclError, aclSetTensorDynamicInput) NORMGRAD_ABSENT(aclError, aclSetTensorConst)
-NORMGRAD_ABSENT(aclError, aclSetTensorPlaceMent) NORMGRAD_ABSENT(aclError, aclGetCannAttributeList)
-NORMGRAD_ABSENT(aclError, aclGetCannAttribute) NORMGRAD_ABSENT(aclError, aclGetDeviceCapability)
-NORMGRAD_ABSENT_VALUE(void *, aclGetDataBufferAddr)
-NORMGRAD_ABSENT_VALUE(void *, aclGetTensorDescAddress)
-NORMGRAD_ABSENT_VALUE(uint32_t, aclGetDataBufferSize)
-NORMGRAD_ABSENT_VALUE(size_t, aclGetDataBufferSizeV2)
-NORMGRAD_ABSENT_VALUE(size_t, aclGetTensorDescSize)
-NORMGRAD_ABSENT_VALUE(size_t, aclGetTensorDescElementCount)
-NORMGRAD_ABSENT_VALUE(size_t, aclGetTensorDescNumDims)
-NORMGRAD_ABSENT_VALUE(aclTensorDesc *, aclCreateTensorDesc)
-NORMGRAD_ABSENT_VALUE(aclTensorDesc *, aclGetTensorDescByIndex)
-NORMGRAD_ABSENT_VOID(aclDestroyTensorDesc) NORMGRAD_ABSENT_VOID(aclSetTensorDescName)
-NORMGRAD_ABSENT_VOID(aclAppLog) NORMGRAD_ABSENT_VALUE(aclDataType, aclGetTensorDescType)
-NORMGRAD_ABSENT_VALUE(aclFormat, aclGetTensorDescFormat)
-NORMGRAD_ABSENT_VALUE(int64_t, aclGetTensorDescDim)
-NORMGRAD_ABSENT_VALUE(const char *, aclGetTensorDescName)
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

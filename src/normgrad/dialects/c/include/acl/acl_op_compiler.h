@@ -1,9 +1,5 @@
-#ifndef NORMGRAD_ACL_ACL_OP_COMPILER_H
-#define NORMGRAD_ACL_ACL_OP_COMPILER_H
-
 #include "acl_base.h"
 #include "acl_op.h"
-#include "../normgrad_absent.h"
 
 typedef struct aclGraphDumpOption aclGraphDumpOption;
 
@@ -22,20 +18,3 @@ typedef enum aclCompileOpt {
 typedef enum aclOpCompileFlag {
     ACL_OP_COMPILE_DEFAULT, ACL_OP_COMPILE_FUZZ
 } aclOpCompileFlag;
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-NORMGRAD_ABSENT(aclError, aclopCompile) NORMGRAD_ABSENT(aclError, aclopCompileAndExecute)
-NORMGRAD_ABSENT(aclError, aclopCompileAndExecuteV2) NORMGRAD_ABSENT(aclError, aclSetCompileopt)
-NORMGRAD_ABSENT(aclError, aclGetCompileopt) NORMGRAD_ABSENT(aclError, aclopSetCompileFlag)
-NORMGRAD_ABSENT(aclError, aclGenGraphAndDumpForOp) NORMGRAD_ABSENT(aclError, aclDestroyGraphDumpOpt)
-NORMGRAD_ABSENT_VALUE(size_t, aclGetCompileoptSize)
-NORMGRAD_ABSENT_VALUE(aclGraphDumpOption *, aclCreateGraphDumpOpt)
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,9 +1,5 @@
-#ifndef NORMGRAD_ACL_ACL_PROF_H
-#define NORMGRAD_ACL_ACL_PROF_H
-
 #include "acl_base.h"
 #include "acl_rt.h"
-#include "../normgrad_absent.h"
 
 typedef struct aclprofConfig aclprofConfig;
 typedef struct aclprofStopConfig aclprofStopConfig;
@@ -28,27 +24,3 @@ typedef enum aclprofConfigType {
     ACL_PROF_SYS_INTERCONNECTION_FREQ, ACL_PROF_DVPP_FREQ, ACL_PROF_HOST_SYS,
     ACL_PROF_HOST_SYS_USAGE, ACL_PROF_HOST_SYS_USAGE_FREQ, ACL_PROF_ARGS_MAX
 } aclprofConfigType;
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-NORMGRAD_ABSENT(aclError, aclprofInit) NORMGRAD_ABSENT(aclError, aclprofFinalize)
-NORMGRAD_ABSENT(aclError, aclprofStart) NORMGRAD_ABSENT(aclError, aclprofStop)
-NORMGRAD_ABSENT(aclError, aclprofDestroyConfig) NORMGRAD_ABSENT(aclError, aclprofModelSubscribe)
-NORMGRAD_ABSENT(aclError, aclprofModelUnSubscribe) NORMGRAD_ABSENT(aclError, aclprofSetConfig)
-NORMGRAD_ABSENT(aclError, aclprofGetStepTimestamp)
-NORMGRAD_ABSENT(aclError, aclprofDestroySubscribeConfig) NORMGRAD_ABSENT(aclError, aclprofPush)
-NORMGRAD_ABSENT(aclError, aclprofPop) NORMGRAD_ABSENT(aclError, aclprofRangeStart)
-NORMGRAD_ABSENT(aclError, aclprofRangeStop) NORMGRAD_ABSENT(aclError, aclprofMark)
-NORMGRAD_ABSENT_VALUE(aclprofConfig *, aclprofCreateConfig)
-NORMGRAD_ABSENT_VALUE(aclprofSubscribeConfig *, aclprofCreateSubscribeConfig)
-NORMGRAD_ABSENT_VALUE(aclprofStepInfo *, aclprofCreateStepInfo)
-NORMGRAD_ABSENT_VOID(aclprofDestroyStepInfo) NORMGRAD_ABSENT_VOID(aclprofDestroyStamp)
-NORMGRAD_ABSENT_VALUE(void *, aclprofCreateStamp)
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,8 +1,4 @@
-#ifndef NORMGRAD_ACL_ACL_RT_H
-#define NORMGRAD_ACL_ACL_RT_H
-
 #include "acl_base.h"
-#include "../normgrad_absent.h"
 
 typedef enum aclrtRunMode {
     ACL_DEVICE = 0, ACL_HOST
@@ -149,10 +145,6 @@ typedef struct aclrtPhysicalMemProp { aclrtMemHandleType handleType; aclrtMemAll
     allocationType; aclrtMemAttr memAttr; aclrtMemLocation location; uint64_t reserve; }
     aclrtPhysicalMemProp;
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 aclError aclrtSetDevice(int32_t deviceId);
 aclError aclrtResetDevice(int32_t deviceId);
 aclError aclrtGetDevice(int32_t *deviceId);
@@ -223,62 +215,3 @@ aclError aclrtMemcpy2dAsync(void *dst, size_t dpitch, const void *src, size_t sp
 aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
 aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count, aclrtStream
     stream);
-
-NORMGRAD_ABSENT(aclError, aclrtBinaryLoadFromFile)
-NORMGRAD_ABSENT(aclError, aclrtBinaryLoadFromData) NORMGRAD_ABSENT(aclError, aclrtBinaryUnLoad)
-NORMGRAD_ABSENT(aclError, aclrtBinaryGetFunction) NORMGRAD_ABSENT(aclError, aclrtLaunchKernel)
-NORMGRAD_ABSENT(aclError, aclrtLaunchKernelWithConfig)
-NORMGRAD_ABSENT(aclError, aclrtLaunchKernelWithHostArgs)
-NORMGRAD_ABSENT(aclError, aclrtCreateNotify) NORMGRAD_ABSENT(aclError, aclrtDestroyNotify)
-NORMGRAD_ABSENT(aclError, aclrtRecordNotify) NORMGRAD_ABSENT(aclError, aclrtWaitAndResetNotify)
-NORMGRAD_ABSENT(aclError, aclrtMemExportToShareableHandle)
-NORMGRAD_ABSENT(aclError, aclrtMemImportFromShareableHandle)
-NORMGRAD_ABSENT(aclError, aclrtHostRegister) NORMGRAD_ABSENT(aclError, aclrtHostUnregister)
-NORMGRAD_ABSENT(aclError, aclrtGetDeviceInfo) NORMGRAD_ABSENT(aclError, aclrtGetStreamAttribute)
-NORMGRAD_ABSENT(aclError, aclrtResetDeviceForce) NORMGRAD_ABSENT(aclError, aclrtStreamGetId)
-NORMGRAD_ABSENT(aclError, aclrtGetEventId) NORMGRAD_ABSENT(aclError, aclrtReduceAsync)
-NORMGRAD_ABSENT(aclError, aclrtIpcMemGetExportKey) NORMGRAD_ABSENT(aclError, aclrtIpcMemClose)
-NORMGRAD_ABSENT(aclError, aclrtIpcMemImportByKey) NORMGRAD_ABSENT(aclError, aclrtIpcMemSetImportPid)
-NORMGRAD_ABSENT(aclError, aclrtPeekAtLastError) NORMGRAD_ABSENT(aclError, aclrtGetLastError)
-NORMGRAD_ABSENT(aclError, aclrtSetExceptionInfoCallback)
-
- NORMGRAD_ABSENT(aclError, aclrtSetStreamFailureMode)
-NORMGRAD_ABSENT(aclError, aclrtSetTsDevice) NORMGRAD_ABSENT(aclError, aclrtCreateEventExWithFlag)
-NORMGRAD_ABSENT(aclError, aclrtIpcGetEventHandle) NORMGRAD_ABSENT(aclError, aclrtIpcOpenEventHandle)
-NORMGRAD_ABSENT(aclError, aclrtMallocCached) NORMGRAD_ABSENT(aclError, aclrtPointerGetAttributes)
-NORMGRAD_ABSENT(aclError, aclrtHostRegisterV2) NORMGRAD_ABSENT(aclError, aclrtMemFlush)
-NORMGRAD_ABSENT(aclError, aclrtMemInvalidate) NORMGRAD_ABSENT(aclError, aclrtMallocHostWithCfg)
-NORMGRAD_ABSENT(aclError, aclrtMemcpyBatch) NORMGRAD_ABSENT(aclError, aclrtMemcpyBatchAsync)
-NORMGRAD_ABSENT(aclError, aclrtMemcpyAsyncWithCondition)
-NORMGRAD_ABSENT(aclError, aclrtDestroyStreamForce) NORMGRAD_ABSENT(aclError, aclrtSetOpWaitTimeout)
-NORMGRAD_ABSENT(aclError, aclrtSetOpExecuteTimeOut)
-NORMGRAD_ABSENT(aclError, aclrtSetStreamOverflowSwitch)
-NORMGRAD_ABSENT(aclError, aclrtGetStreamOverflowSwitch)
-NORMGRAD_ABSENT(aclError, aclrtGetDeviceUtilizationRate)
-NORMGRAD_ABSENT(aclError, aclrtSetDeviceSatMode) NORMGRAD_ABSENT(aclError, aclrtGetOverflowStatus)
-NORMGRAD_ABSENT(aclError, aclrtResetOverflowStatus) NORMGRAD_ABSENT(aclError, aclrtCmoAsync)
-NORMGRAD_ABSENT(aclError, aclrtGetMemUceInfo) NORMGRAD_ABSENT(aclError, aclrtGetMemUsageInfo)
-NORMGRAD_ABSENT(aclError, aclrtDeviceTaskAbort) NORMGRAD_ABSENT(aclError, aclrtMemUceRepair)
-NORMGRAD_ABSENT(aclError, aclrtStreamAbort) NORMGRAD_ABSENT(aclError, aclrtGetDeviceResLimit)
-NORMGRAD_ABSENT(aclError, aclrtSetDeviceResLimit)
-NORMGRAD_ABSENT(aclError, aclrtResetDeviceResLimit)
-NORMGRAD_ABSENT(aclError, aclrtGetStreamResLimit)
-NORMGRAD_ABSENT(aclError, aclrtResetStreamResLimit)
-NORMGRAD_ABSENT(aclError, aclrtUseStreamResInCurrentThread)
-NORMGRAD_ABSENT(aclError, aclrtUnuseStreamResInCurrentThread)
-NORMGRAD_ABSENT(aclError, aclrtGetResInCurrentThread)
-NORMGRAD_ABSENT(aclError, aclrtSetOpExecuteTimeOutV2)
-NORMGRAD_ABSENT(aclError, aclrtSetStreamAttribute) NORMGRAD_ABSENT(aclError, aclrtDeviceGetUuid)
-NORMGRAD_ABSENT(aclError, aclrtValueWrite) NORMGRAD_ABSENT(aclError, aclrtValueWait)
-NORMGRAD_ABSENT(aclError, aclrtLaunchHostFunc)
-NORMGRAD_ABSENT_VALUE(uint32_t, aclrtGetTaskIdFromExceptionInfo)
-NORMGRAD_ABSENT_VALUE(uint32_t, aclrtGetStreamIdFromExceptionInfo)
-NORMGRAD_ABSENT_VALUE(uint32_t, aclrtGetThreadIdFromExceptionInfo)
-NORMGRAD_ABSENT_VALUE(uint32_t, aclrtGetDeviceIdFromExceptionInfo)
-NORMGRAD_ABSENT_VALUE(uint32_t, aclrtGetErrorCodeFromExceptionInfo)
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,6 +1,3 @@
-#ifndef NORMGRAD_ACLNN_ACL_META_H
-#define NORMGRAD_ACLNN_ACL_META_H
-
 #include "../acl/acl_base.h"
 
 typedef int32_t aclnnStatus;
@@ -26,10 +23,6 @@ enum {
     ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND, ACLNN_ERR_INNER_OP_FILE_INVALID,
     ACLNN_ERR_INNER_ATTR_NUM_OUT_OF_BOUND, ACLNN_ERR_INNER_ATTR_LEN_NOT_ENOUGH
 };
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 aclTensor *aclCreateTensor(const int64_t *viewDims, uint64_t viewDimsNum, aclDataType dataType,
     const int64_t *stride, int64_t offset, aclFormat format, const int64_t *storageDims, uint64_t
@@ -65,9 +58,3 @@ aclnnStatus aclGetViewStrides(const aclTensor *tensor, int64_t **stridesValue, u
     *stridesNum);
 aclnnStatus aclGetDataType(const aclTensor *tensor, aclDataType *dataType);
 aclnnStatus aclGetFormat(const aclTensor *tensor, aclFormat *format);
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,14 +1,7 @@
-#ifndef NORMGRAD_ACLNN_ACLNN_BASE_H
-#define NORMGRAD_ACLNN_ACLNN_BASE_H
-
 #include "acl_meta.h"
 #include "../acl/acl_rt.h"
 
 #define AclSetTensorAddr aclSetTensorAddr
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 aclnnStatus aclnnInit(const char *configPath);
 aclnnStatus aclnnFinalize(void);
@@ -30,9 +23,3 @@ aclnnStatus aclSetDynamicOutputTensorAddr(aclOpExecutor *executor, const size_t 
     const size_t relativeIndex, aclTensorList *tensors, void *addr);
 aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor *executor);
 aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,6 +1,3 @@
-#ifndef NORMGRAD_HCCL_HCCL_TYPES_H
-#define NORMGRAD_HCCL_HCCL_TYPES_H
-
 #include <stdint.h>
 
 typedef void *HcclComm;
@@ -27,5 +24,3 @@ typedef enum HcclDataType {
 
 #define HCCL_ROOT_INFO_BYTES 4108
 typedef struct HcclRootInfoDef { char internal[HCCL_ROOT_INFO_BYTES]; } HcclRootInfo;
-
-#endif

@@ -1,13 +1,6 @@
-#ifndef NORMGRAD_INFINIOP_OPS_BATCH_NORM_BACKWARD_H
-#define NORMGRAD_INFINIOP_OPS_BATCH_NORM_BACKWARD_H
-
 #include "../operator_descriptor.h"
 
 typedef struct InfiniopDescriptor *infiniopBatchNormBackwardDescriptor_t;
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(infiniopHandle_t handle,
     infiniopBatchNormBackwardDescriptor_t *desc_ptr, infiniopTensorDescriptor_t grad_input,
@@ -23,9 +16,3 @@ infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor_t d
     *running_var, void *stream);
 infiniStatus_t infiniopDestroyBatchNormBackwardDescriptor(infiniopBatchNormBackwardDescriptor_t
     desc);
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normgrad.dialects import aclnn
-from normgrad.dialects.aclnn import devices
+from normgrad.dialects.aclnn import differences
 
 DOCS = Path(__file__).parents[3] / "docs"
 NULLS = dict.fromkeys(
@@ -34,49 +34,49 @@ def values(variance):
 
 CASES = {
     "four axes": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         batch_norm(tensor(2, 3, 4, 5)),
         ("gradOut", "input", "gradInput"),
     ),
-    "declared": (devices.BATCH_NORM, batch_norm(tensor(2, 3, 4, 5, format="NCHW")), ()),
+    "declared": (differences.BATCH_NORM, batch_norm(tensor(2, 3, 4, 5, format="NCHW")), ()),
     "five axes": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         batch_norm(tensor(2, 3, 1, 1, 1)),
         ("gradOut", "input", "gradInput"),
     ),
     "null statistics": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         batch_norm(tensor(2, 3), training=True),
         ("saveMean", "saveInvstd"),
     ),
     "variances": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         {**batch_norm(tensor(2, 2)), **values(9), "saveInvstd": tensor(value=[9.0, 36.0])},
         ("saveInvstd",),
     ),
     "standard deviations": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         {**batch_norm(tensor(2, 2)), **values(9), "saveInvstd": tensor(value=[1 / 3, 1 / 6])},
         (),
     ),
     "variances of 1": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         {**batch_norm(tensor(2, 2)), **values(1), "saveInvstd": tensor(value=[1.0, 0.5])},
         (),
     ),
-    "no weight": (devices.REDUCE, {"input": tensor(2, 3), "weight": None}, ("weight",)),
+    "no weight": (differences.REDUCE, {"input": tensor(2, 3), "weight": None}, ("weight",)),
     "empty": (
-        devices.BATCH_NORM,
+        differences.BATCH_NORM,
         batch_norm(tensor(0, 3), gradWeight=tensor(3)),
         ("gradWeight",),
     ),
     "two halves": (
-        devices.RMS_NORM,
+        differences.RMS_NORM,
         {"x": tensor(2, 3, dtype="float16"), "gamma": tensor(3, dtype="bfloat16")},
         ("gamma",),
     ),
     "float32 and a half": (
-        devices.RMS_NORM,
+        differences.RMS_NORM,
         {"x": tensor(2, 3, dtype="float16"), "gamma": tensor(3)},
         (),
     ),
@@ -85,23 +85,23 @@ CASES = {
 
 @pytest.mark.parametrize(("operator", "arguments", "names"), CASES.values(), ids=CASES)
 def test_what_a_call_has_to_do_with_devices(operator, arguments, names):
-    remarks = devices.remarks(operator, arguments)
+    remarks = differences.remarks(operator, arguments)
     assert tuple(each.partition(":")[0] for each in remarks) == names
 
 
 def test_every_difference_is_met():
     met = [
         each
-        for each in devices.DIFFERENCES
+        for each in differences.DIFFERENCES
         if any([*each.remarks(operator, arguments)] for operator, arguments, _ in CASES.values())
     ]
-    assert met == [*devices.DIFFERENCES]
+    assert met == [*differences.DIFFERENCES]
 
 
 @pytest.mark.parametrize("page", ["capi/behaviour.md", "zh/capi/behaviour.md"])
 def test_the_documents_have_the_sources(page):
     text = " ".join((DOCS / page).read_text("utf-8").split())
-    for each in devices.DIFFERENCES:
+    for each in differences.DIFFERENCES:
         assert each.source in text, each.topic
         if "zh" not in page:
             assert each.topic in text

@@ -1,14 +1,12 @@
-"""The common parts of the dialects: the errors of failed calls, and the uses of memory."""
+"""The errors of failed calls, and the reading of arguments, which raises them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ..plans.workspaces import Memory, memory_of
-from ..tensors import strides as layout
 from ..tensors.unusable import represent
 
 
@@ -74,44 +72,3 @@ class DialectError(ValueError):
             return memory_of(name, value, writing)
         except (TypeError, ValueError) as error:
             raise cls(cls.wrong_argument, function, str(error), name) from None
-
-
-class Use(NamedTuple):
-    """A use of memory by a call.
-
-    Attributes:
-        name: the parameter's name.
-        verb: the kind of use, such as "reads".
-        region: the bytes.
-        in_place: the parameters of the same call that may have exactly this region.
-    """
-
-    name: str
-    verb: str
-    region: layout.Region
-    in_place: tuple[str, ...] = ()
-
-    @property
-    def writes(self) -> bool:
-        """Whether the use changes the bytes."""
-        return self.verb != "reads"
-
-    def collides(self, other: Use) -> bool:
-        """Whether one of two uses writes bytes of the other."""
-        return (self.writes or other.writes) and layout.overlap(self.region, other.region)
-
-
-def span(name: str, verb: str, address: int, count: int) -> Use:
-    """A use of contiguous bytes."""
-    return Use(name, verb, layout.Region(address, (count,), (1,), 1))
-
-
-def shared_memory(uses: Sequence[Use]) -> str | None:
-    """The message on a use of memory that another use by the same call must not share."""
-    for index, use in enumerate(uses):
-        for earlier in uses[:index]:
-            mine, other = (use, earlier) if use.writes else (earlier, use)
-            in_place = other.name in mine.in_place and mine.region == other.region
-            if not in_place and mine.collides(other):
-                return f"{mine.name}: shares memory with {other.name}; allowed: memory of its own"
-    return None
