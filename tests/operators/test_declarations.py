@@ -19,7 +19,7 @@ from normgrad.operators.contract import (
     Parameter,
 )
 from normgrad.operators.reference import Exact
-from normgrad.plans.plan import call
+from normgrad.plans.calls import call
 from normgrad.plans.problem import Role
 from normgrad.tensors import dtypes
 

@@ -16,7 +16,9 @@ import normgrad as ng
 from normgrad import TensorSpec
 from normgrad.backends.cpu.schedule import block
 from normgrad.operators.by_name import PLANNED
+from normgrad.plans import cache, calls
 from normgrad.plans import plan as plans
+from normgrad.plans.cache import Cache
 from normgrad.testing.tensors import FORWARD
 
 
@@ -185,11 +187,10 @@ def test_specs_that_no_memory_could_hold():
 
 
 def test_nan_options_are_cached_too(monkeypatch):
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     for momentum in (float("nan"), np.float32("nan"), -float("nan")):
         ng.batch_norm(np.ones((3, 4, 5)), training=True, momentum=momentum)
-    assert len(plans._plans) == 1
+    assert len(calls._plans) == 1
 
 
 def test_tensors_that_no_memory_could_hold():
@@ -310,22 +311,21 @@ def test_errors_of_the_workspace():
 
 
 def test_functions_use_cached_plans(monkeypatch):
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     case = make("train", (3, 4, 5))
     for _ in range(3):
         case.call()
-    assert len(plans._plans) == 1
+    assert len(calls._plans) == 1
     # Options that compare equal but are not the same are told apart before they are looked up.
     case.options["eps"] = 1
     case.call()
     with pytest.raises(TypeError, match=r"^training: 1; allowed"):
         ng.batch_norm_backward(**case.tensors, training=1)
-    assert len(plans._plans) == 2
-    monkeypatch.setattr(plans, "CACHE_SIZE", 2)
+    assert len(calls._plans) == 2
+    monkeypatch.setattr(cache, "SIZE", 2)
     for size in range(1, 6):
         make("train", (3, 4, size)).call()
-    assert len(plans._plans) == 2
+    assert len(calls._plans) == 2
 
 
 @pytest.mark.parametrize("kind", OPERATORS)

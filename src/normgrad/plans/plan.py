@@ -1,18 +1,17 @@
-"""Plans and the cache of plans: a plan is an operator that is prepared for everything but the data.
+"""Plans: a plan is an operator that is prepared for everything but the data.
 
 A plan is made from shapes, strides, dtypes and a device. It determines its workspace and its steps,
-and can run any number of times, from any number of threads. A public function finds its plan in the
-cache, allocates the outputs that the caller did not provide, and runs the plan.
+and can run any number of times, from any number of threads. A run checks the tensors' memory and
+allocates the outputs that the caller did not provide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from itertools import compress
 from operator import gt, itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from ..backends import NativeSchedule, choice
 from ..operators import contract
@@ -34,8 +33,6 @@ from .workspaces import scratch
 _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
 #: A workspace's address and owner; and its used part, if it is given.
 _Scratch = tuple[int, Any, layout.Region | None]
-_K = TypeVar("_K", bound=Hashable)
-_T = TypeVar("_T")
 
 #: The bytes of workspaces that runs on the CPU leave to the next, of this plan or of another. Pages
 #: that are never written take no memory.
@@ -45,8 +42,6 @@ _ALIGNMENT = 256
 #: The module of functions that autograd records, and those that have an operator's name.
 _RECORDING = "normgrad.torch.functional"
 _RECORDED = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
-#: The number of plans in the cache; a training loop needs one for each layer's shape.
-CACHE_SIZE = 4096
 
 
 def _describe(spec: TensorSpec | None) -> str:
@@ -109,8 +104,8 @@ class Plan:
         self.runner: Any = None
         #: What runs the plan in C++ on tensors like those of an earlier run; None if nothing does.
         self._in_cpp: Callable[[tuple[Any, ...]], Any] | None = None
-        #: The signatures of earlier runs, whose tensors fitted the plan.
-        self._signatures: dict[Hashable, None] = {}
+        #: The signature of the last run that was checked, if its tensors were plain.
+        self._fitting: Hashable = None
         self._makers: dict[Framework, list[_Maker]] = {}
         self._roles = operator.roles(options)
         self._present = present
@@ -197,15 +192,14 @@ class Plan:
             if results is not NotImplemented:
                 return self._operator.result(results)
         arguments = Arguments(tensors, out_tuple(self._operator, out))
-        if arguments.signature in self._signatures and self._holds(arguments):
-            return self.run_checked(arguments, workspace)
-        self._open(arguments)
-        result = self.run_checked(arguments, workspace)
-        if arguments.is_direct:
-            keep(self._signatures, arguments.signature, None)
-            if frameworks.prepare_in_cpp is not None and type(tensors[0]) in COUNTED:
-                self._in_cpp = frameworks.prepare_in_cpp(self, tensors)
-        return result
+        seen = arguments.signature
+        if seen is None or seen != self._fitting or not self.holds(arguments):
+            self._open(arguments)
+            if arguments.is_direct:
+                self._fitting = seen
+                if frameworks.prepare_in_cpp is not None and type(tensors[0]) in COUNTED:
+                    self._in_cpp = frameworks.prepare_in_cpp(self, tensors)
+        return self.run_checked(arguments, workspace)
 
     def bind(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Bound:
         """Check tensors once, to compute on their memory many times.
@@ -291,7 +285,7 @@ class Plan:
             order[Role.GRAD_OUT] = order[Role.INPUT]
         return itemgetter(*order)
 
-    def _holds(self, call: Arguments) -> bool:
+    def holds(self, call: Arguments) -> bool:
         """Whether no storage is too small for its tensor, of the plan's specs."""
         return not any(map(gt, self._ends, call.rooms))
 
@@ -488,55 +482,3 @@ class Bound:
 
 #: Spare workspaces: to make one takes a tenth of a small call.
 _spare: list[_Scratch] = []
-_plans: dict[Hashable, Plan] = {}
-#: The plans of calls that need no more checks than those of their memory, by (operator, the options
-#: and their types, the tensors' signature).
-_ready: dict[Hashable, Plan] = {}
-#: The types of options that are distinguished by their values and types.
-_OPTION_TYPES = frozenset((bool, int, float, tuple, type(None)))
-
-
-def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
-    """Add a value to a cache, and remove the oldest values if the cache is full."""
-    while len(cache) >= CACHE_SIZE:
-        with suppress(StopIteration, RuntimeError):  # another thread changed the cache
-            cache.pop(next(iter(cache)), None)
-    cache[key] = value
-
-
-def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]) -> Any:
-    """Compute an operator on behalf of its public function.
-
-    ``choices`` are the arguments that are not tensors.
-    """
-    if out is None and frameworks.compute_in_cpp is not None and type(tensors[0]) in COUNTED:
-        results = frameworks.compute_in_cpp(operator.name, tensors, choices)
-        if results is not NotImplemented:
-            return operator.result(results)
-    arguments, kinds, key = Arguments(tensors, out_tuple(operator, out)), _kinds(choices), None
-    if arguments.signature is not None and kinds is not None:
-        key = operator, choices, kinds, arguments.signature
-        plan = _ready.get(key)
-        if plan is not None and plan._holds(arguments):
-            return plan.run_checked(arguments, None)
-    options = operator.read_options(*choices)
-    arguments.open(operator, operator.outputs(options))
-    checked = (operator.name, options, arguments.key)
-    plan = _plans.get(checked)
-    if plan is None:
-        specs = arguments.specs
-        out_specs = contract.check(operator, options, specs, specs)
-        plan = Plan(operator, options, specs, out_specs, device=arguments.device)
-        keep(_plans, checked, plan)
-    result = plan.run_checked(arguments, None)
-    if key is not None and arguments.is_direct:
-        keep(_ready, key, plan)
-    return result
-
-
-def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The types of options, by which 1, 1.0 and True differ; None if one is of another type."""
-    kinds = tuple(map(type, values))
-    if tuple in kinds:
-        kinds += tuple([type(each) for value in values if type(value) is tuple for each in value])
-    return kinds if _OPTION_TYPES.issuperset(kinds) else None

@@ -25,8 +25,9 @@ from normgrad.backends.triton.device import Device
 from normgrad.cli import info
 from normgrad.operators import contract
 from normgrad.operators.by_name import PLANNED, choices_of
+from normgrad.plans import calls
 from normgrad.plans import lowering as views
-from normgrad.plans import plan as plans
+from normgrad.plans.cache import Cache
 from normgrad.plans.problem import Role
 from normgrad.support import cache, forks, notices
 from normgrad.tensors import dtypes
@@ -338,8 +339,7 @@ def test_a_first_call_checks_before_it_computes(checks, monkeypatch):
     backend = choice._Triton(None)
     backend._index = 0
     monkeypatch.setattr(choice, "_triton", lambda index: backend)
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     with monkeypatch.context() as patch:
         real = runtime.Runner
         patch.setattr(runtime, "Runner", lambda schedule, index: real(schedule, None))

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.plan import CACHE_SIZE, Plan, keep
+from ...plans import cache
+from ...plans.cache import Cache
+from ...plans.plan import Plan
 from ...plans.workspaces import Memory
 from ...support.memory import LINE
 from ...tensors import dtypes
@@ -115,7 +117,7 @@ class aclOpExecutor:
         return True
 
 
-_cache: dict[Hashable, _Prepared] = {}
+_cache: Cache[Hashable, _Prepared] = Cache()
 
 
 def phase_1(
@@ -146,7 +148,7 @@ def phase_1(
         except Exception as error:
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
-        keep(_cache, key, prepared)
+        _cache[key] = prepared
     return prepared.workspace_size, aclOpExecutor(contract.name, prepared, arguments)
 
 
@@ -241,12 +243,12 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     return _Prepared(plan, operands, translation.inputs, form.results, dense_size, size)
 
 
-@lru_cache(CACHE_SIZE)
+@lru_cache(cache.SIZE)
 def _overlaps_itself(signature: Signature) -> bool:
     return layout.overlaps_itself(signature.dims, signature.steps)
 
 
-@lru_cache(CACHE_SIZE)
+@lru_cache(cache.SIZE)
 def _operand(signature: Signature, dims: Dims | None) -> _Operand:
     """The operand for a tensor that is read with other dims; None for its own."""
     dtype = dtypes.BY_NAME[signature.dtype_name]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...operators import batch_norm, group_norm, rms_norm, sync_batch_norm
 from ...operators.contract import Operator
 from ...operators.options import Options, real
-from ...plans.plan import CACHE_SIZE
+from ...plans import cache
 from ..rules import Call, Contract
 from . import contracts
 from .contracts import CHANNEL_LAST
@@ -94,7 +94,7 @@ class Translation:
         scalars = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
         return self._form(saved_variance, **self.more_options(call), **scalars)
 
-    @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are few translations
+    @lru_cache(cache.SIZE, typed=True)  # noqa: B019 - there are few translations
     def _form(self, saved_variance: bool, eps: float = 0.0, **options: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
         # CANN's contract allows negative numbers and NaN, and so the formula's result.

@@ -12,7 +12,8 @@ from typing import Any
 
 from ...operators.batch_norm import BATCH_NORM_BACKWARD
 from ...operators.options import Options
-from ...plans.plan import Plan, keep
+from ...plans.cache import Cache
+from ...plans.plan import Plan
 from ...tensors import frameworks
 from ...tensors import strides as layout
 from ...tensors.specs import TensorSpec
@@ -325,12 +326,12 @@ def infiniopCreateBatchNormBackwardDescriptor(
     entry = _plans.get(key)
     if entry is None:
         entry = _make_plan(tensors)
-        keep(_plans, key, entry)
+        _plans[key] = entry
     return infiniopBatchNormBackwardDescriptor_t(*entry)
 
 
 #: The plans and specs of operators, by the descriptions of their tensors.
-_plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
+_plans: Cache[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = Cache()
 
 
 def _make_plan(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
