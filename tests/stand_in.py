@@ -17,12 +17,12 @@ import numpy as np
 from normgrad.backends import choice
 from normgrad.backends.cpu import runtime as cpu_runtime
 from normgrad.backends.cpu.schedule import schedules as cpu
+from normgrad.declarations.problem import WORKSPACE
 from normgrad.plans import calls
 from normgrad.plans.cache import Cache
-from normgrad.plans.problem import WORKSPACE
+from normgrad.plans.workspaces import usable_size
 from normgrad.support.machine import Machine
 from normgrad.tensors import devices, dlpack, frameworks
-from normgrad.tensors.overlap import usable_size
 
 PACKAGE = "normgrad.backends.triton"
 ALIGNMENT = 256

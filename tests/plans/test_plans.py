@@ -16,8 +16,7 @@ import normgrad as ng
 from normgrad import TensorSpec
 from normgrad.backends.cpu.schedule import block
 from normgrad.operators.by_name import PLANNED
-from normgrad.plans import cache, calls
-from normgrad.plans import plan as plans
+from normgrad.plans import cache, calls, workspaces
 from normgrad.plans.cache import Cache
 from normgrad.testing.tensors import FORWARD
 
@@ -49,7 +48,7 @@ def test_a_plan_gives_the_functions_bits(kind, layout, cut):
         positional = [
             case.tensors.get(name) for name in inspect.signature(getattr(ng, case.name)).parameters
         ]
-        positional = positional[: len(plan._operator.parameters)]
+        positional = positional[: len(plan._operator.inputs)]
         assert bits(plan.run(*positional)) == expected
     # Any alignment, and a workspace full of garbage.
     for offset in (0, 1, 33):
@@ -582,17 +581,18 @@ def test_a_plan_that_ran_on_arrays_leaves_tensors_as_they_were():
 
 @pytest.mark.cpu
 def test_a_workspace_that_is_kept_serves_one_run_at_a_time(monkeypatch):
-    monkeypatch.setattr(plans, "_spare", [])
+    spare = workspaces._spare
+    del spare[:]
     case = make("train", (3, 4, 5))
     plan = plan_of(case)
-    assert 0 < plan.workspace_size <= plans.SPARE_BYTES
+    assert 0 < plan.workspace_size <= workspaces.SPARE_BYTES
     expected = bits(case.call())
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda _: bits(plan.run(**case.tensors)), range(400))
         assert all(each == expected for each in found)
-    kept = [start for start, _, _ in plans._spare]
+    kept = [start for start, _, _ in spare]
     assert 0 < len({*kept}) == len(kept) <= 4
     large = make("train", (3, 40000, 5))
-    assert plan_of(large).workspace_size > plans.SPARE_BYTES
+    assert plan_of(large).workspace_size > workspaces.SPARE_BYTES
     plan_of(large).run(**large.tensors)
-    assert [start for start, _, _ in plans._spare] == kept
+    assert [start for start, _, _ in spare] == kept

@@ -13,9 +13,9 @@ from stand_in import Array, Namespace
 import normgrad as ng
 from normgrad import TensorSpec
 from normgrad.backends import choice
+from normgrad.declarations.problem import WORKSPACE
 from normgrad.plans import calls
 from normgrad.plans.cache import Cache
-from normgrad.plans.problem import WORKSPACE
 from normgrad.tensors import dlpack, frameworks
 
 torch = pytest.importorskip("torch")

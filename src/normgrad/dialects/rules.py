@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any, Protocol
 
-from ..tensors import strides as layout
+from ..tensors.strides import contiguous_strides, used_strides
 
 # Calls
 
@@ -253,10 +253,8 @@ def elements(*sizes: str) -> Rule:
 
 
 def _not_contiguous(tensor: Tensor, call: Call) -> Broken:
-    dims, expected = tensor.dims, layout.contiguous_strides(tensor.dims)
-    if 0 in dims or layout.used_strides(dims, tensor.strides) == layout.used_strides(
-        dims, expected
-    ):
+    dims, expected = tensor.dims, contiguous_strides(tensor.dims)
+    if 0 in dims or used_strides(dims, tensor.strides) == used_strides(dims, expected):
         return None
     return f"strides {tensor.strides}", f"{expected}"
 

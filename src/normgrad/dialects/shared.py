@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple
 
-from ..plans.workspaces import Memory, memory_of
-from ..tensors import strides as layout
-from ..tensors.unusable import represent
+from ..support.values import represent
+from ..tensors.blocks import Memory, memory_of
+from ..tensors.strides import Region, overlap
 
 
 class DialectError(ValueError):
@@ -88,7 +88,7 @@ class Use(NamedTuple):
 
     name: str
     verb: str
-    region: layout.Region
+    region: Region
     in_place: tuple[str, ...] = ()
 
     @property
@@ -98,12 +98,12 @@ class Use(NamedTuple):
 
     def collides(self, other: Use) -> bool:
         """Whether one of two uses writes bytes of the other."""
-        return (self.writes or other.writes) and layout.overlap(self.region, other.region)
+        return (self.writes or other.writes) and overlap(self.region, other.region)
 
 
 def span(name: str, verb: str, address: int, count: int) -> Use:
     """A use of contiguous bytes."""
-    return Use(name, verb, layout.Region(address, (count,), (1,), 1))
+    return Use(name, verb, Region(address, (count,), (1,), 1))
 
 
 def shared_memory(uses: Sequence[Use]) -> str | None:

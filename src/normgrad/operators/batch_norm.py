@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..plans.calls import call
-from ..plans.problem import Role
-from .contract import (
+from ..declarations.contract import (
     GRAD_INPUT,
     GRAD_OUT,
     INPUT,
     NEW_RUNNING,
     OUTPUT,
+    Input,
     Kind,
     Operator,
     Output,
-    Parameter,
 )
+from ..declarations.problem import Role
+from ..plans.calls import call
 
 
 class BatchNormOutput(NamedTuple):
@@ -31,13 +31,13 @@ class BatchNormOutput(NamedTuple):
 
 BATCH_NORM = Operator(
     "batch_norm",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("bias", Kind.CHANNEL, Role.BIAS),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("bias", Kind.CHANNEL, Role.BIAS),
         # Training updates the running statistics; evaluation normalises x with them.
-        Parameter("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
-        Parameter("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
+        Input("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
+        Input("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
     ),
     options=("training", "momentum", "eps", "channel_axis"),
     all_outputs=(
@@ -127,14 +127,14 @@ _PARAMETERS = ("weight", "save_mean", "running_mean", "input")
 
 BATCH_NORM_BACKWARD = Operator(
     "batch_norm_backward",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("running_mean", Kind.CHANNEL, (None, Role.MEAN)),
-        Parameter("running_var", Kind.CHANNEL, (None, Role.INVSTD), is_variance=True),
-        Parameter("save_mean", Kind.CHANNEL, (Role.MEAN, None), may_be_empty=True),
-        Parameter("save_invstd", Kind.CHANNEL, (Role.INVSTD, None), may_be_empty=True),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("running_mean", Kind.CHANNEL, (None, Role.MEAN)),
+        Input("running_var", Kind.CHANNEL, (None, Role.INVSTD), is_variance=True),
+        Input("save_mean", Kind.CHANNEL, (Role.MEAN, None), may_be_empty=True),
+        Input("save_invstd", Kind.CHANNEL, (Role.INVSTD, None), may_be_empty=True),
     ),
     options=("training", "eps", "output_mask", "channel_axis"),
     all_outputs=(

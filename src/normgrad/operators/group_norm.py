@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..declarations.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Input,
+    Kind,
+    Operator,
+    Output,
+)
+from ..declarations.problem import Role
 from ..plans.calls import call
-from ..plans.problem import Role
-from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
 
 
 class GroupNormOutput(NamedTuple):
@@ -19,10 +28,10 @@ class GroupNormOutput(NamedTuple):
 
 GROUP_NORM = Operator(
     "group_norm",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("beta", Kind.CHANNEL, Role.BIAS),
+        Input("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Input("beta", Kind.CHANNEL, Role.BIAS),
     ),
     options=("num_groups", "eps", "channel_axis"),
     all_outputs=(
@@ -95,12 +104,12 @@ _PARAMETERS = ("gamma", "mean", "input")
 
 GROUP_NORM_BACKWARD = Operator(
     "group_norm_backward",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.GROUP, Role.MEAN, required=True),
-        Parameter("rstd", Kind.GROUP, Role.INVSTD, required=True),
-        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Input("mean", Kind.GROUP, Role.MEAN, required=True),
+        Input("rstd", Kind.GROUP, Role.INVSTD, required=True),
+        Input("gamma", Kind.CHANNEL, Role.WEIGHT),
     ),
     options=("num_groups", "output_mask", "channel_axis"),
     all_outputs=(

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..declarations.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Input,
+    Kind,
+    Operator,
+    Output,
+)
+from ..declarations.problem import Role
 from ..plans.calls import call
-from ..plans.problem import Role
-from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
 
 
 class LayerNormOutput(NamedTuple):
@@ -19,10 +28,10 @@ class LayerNormOutput(NamedTuple):
 
 LAYER_NORM = Operator(
     "layer_norm",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("weight", Kind.POSITION, Role.WEIGHT),
-        Parameter("bias", Kind.POSITION, Role.BIAS),
+        Input("weight", Kind.POSITION, Role.WEIGHT),
+        Input("bias", Kind.POSITION, Role.BIAS),
     ),
     options=("normalized_shape", "eps"),
     all_outputs=(
@@ -91,12 +100,12 @@ _PARAMETERS = ("weight", "mean")
 
 LAYER_NORM_BACKWARD = Operator(
     "layer_norm_backward",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.ROW, Role.MEAN, required=True),
-        Parameter("rstd", Kind.ROW, Role.INVSTD, required=True),
-        Parameter("weight", Kind.POSITION, Role.WEIGHT),
+        Input("mean", Kind.ROW, Role.MEAN, required=True),
+        Input("rstd", Kind.ROW, Role.INVSTD, required=True),
+        Input("weight", Kind.POSITION, Role.WEIGHT),
     ),
     options=("normalized_shape", "output_mask"),
     all_outputs=(

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..declarations.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Input,
+    Kind,
+    Operator,
+    Output,
+)
+from ..declarations.problem import Role
 from ..plans.calls import call
-from ..plans.problem import Role
-from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
 
-_WEIGHT = Parameter("weight", Kind.POSITION, Role.WEIGHT)
+_WEIGHT = Input("weight", Kind.POSITION, Role.WEIGHT)
 
 
 class RmsNormOutput(NamedTuple):
@@ -20,7 +29,7 @@ class RmsNormOutput(NamedTuple):
 
 RMS_NORM = Operator(
     "rms_norm",
-    parameters=(INPUT, _WEIGHT),
+    inputs=(INPUT, _WEIGHT),
     options=("normalized_shape", "eps"),
     all_outputs=(OUTPUT, Output("rstd", Kind.ROW, Role.OUT_INVSTD, is_wide=True)),
     result=RmsNormOutput._make,
@@ -80,7 +89,7 @@ class RmsNormGradients(NamedTuple):
 
 RMS_NORM_BACKWARD = Operator(
     "rms_norm_backward",
-    parameters=(GRAD_OUT, INPUT, Parameter("rstd", Kind.ROW, Role.INVSTD, required=True), _WEIGHT),
+    inputs=(GRAD_OUT, INPUT, Input("rstd", Kind.ROW, Role.INVSTD, required=True), _WEIGHT),
     options=("normalized_shape", "output_mask"),
     all_outputs=(
         GRAD_INPUT,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..plans.calls import call
-from ..plans.problem import Role
-from .contract import (
+from ..declarations.contract import (
     GRAD_INPUT,
     GRAD_OUT,
     INPUT,
     NEW_RUNNING,
     OUTPUT,
+    Input,
     Kind,
     Operator,
     Output,
-    Parameter,
 )
+from ..declarations.problem import Role
+from ..plans.calls import call
 
 
 class BatchNormStatistics(NamedTuple):
@@ -28,7 +28,7 @@ class BatchNormStatistics(NamedTuple):
 
 BATCH_NORM_STATS = Operator(
     "batch_norm_stats",
-    parameters=(INPUT,),
+    inputs=(INPUT,),
     options=("eps", "channel_axis"),
     all_outputs=(
         Output("mean", Kind.CHANNEL, Role.OUT_MEAN, is_wide=True),
@@ -85,13 +85,13 @@ class GatheredStatistics(NamedTuple):
 
 BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
     "batch_norm_gather_stats_with_counts",
-    parameters=(
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("mean", Kind.RANKS, Role.MEAN, required=True),
-        Parameter("invstd", Kind.RANKS, Role.INVSTD, required=True),
-        Parameter("running_mean", Kind.CHANNEL, Role.RUNNING_MEAN),
-        Parameter("running_var", Kind.CHANNEL, Role.RUNNING_VAR),
-        Parameter("counts", Kind.COUNT, Role.COUNT, required=True),
+    inputs=(
+        Input("input", Kind.DATA, required=True),
+        Input("mean", Kind.RANKS, Role.MEAN, required=True),
+        Input("invstd", Kind.RANKS, Role.INVSTD, required=True),
+        Input("running_mean", Kind.CHANNEL, Role.RUNNING_MEAN),
+        Input("running_var", Kind.CHANNEL, Role.RUNNING_VAR),
+        Input("counts", Kind.COUNT, Role.COUNT, required=True),
     ),
     options=("momentum", "eps"),
     all_outputs=(
@@ -161,12 +161,12 @@ def batch_norm_gather_stats_with_counts(
 
 BATCH_NORM_ELEMT = Operator(
     "batch_norm_elemt",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("bias", Kind.CHANNEL, Role.BIAS),
-        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
-        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("bias", Kind.CHANNEL, Role.BIAS),
+        Input("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
     ),
     options=("channel_axis",),
     all_outputs=(OUTPUT,),
@@ -220,12 +220,12 @@ _PARAMETERS = ("weight", "mean")
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(
     "batch_norm_backward_reduce",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
-        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
-        Parameter("weight", Kind.CHANNEL),
+        Input("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Input("weight", Kind.CHANNEL),
     ),
     options=("input_g", "weight_g", "bias_g", "channel_axis"),
     all_outputs=(
@@ -288,15 +288,15 @@ def batch_norm_backward_reduce(
 
 BATCH_NORM_BACKWARD_ELEMT = Operator(
     "batch_norm_backward_elemt",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
-        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("sum_dy", Kind.CHANNEL, Role.SUM_DY, required=True),
-        Parameter("sum_dy_xmu", Kind.CHANNEL, Role.SUM_DY_XMU, required=True),
-        Parameter("count", Kind.COUNT, Role.COUNT, required=True),
+        Input("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("sum_dy", Kind.CHANNEL, Role.SUM_DY, required=True),
+        Input("sum_dy_xmu", Kind.CHANNEL, Role.SUM_DY_XMU, required=True),
+        Input("count", Kind.COUNT, Role.COUNT, required=True),
     ),
     options=("channel_axis",),
     all_outputs=(GRAD_INPUT._replace(mask=None),),

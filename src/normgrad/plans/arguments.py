@@ -6,11 +6,11 @@ import operator as operators
 from collections.abc import Sequence
 from typing import Any
 
-from ..operators.contract import Operator, Output, Parameter
+from ..declarations.contract import Input, Operator, Output
+from ..support.values import describe
 from ..tensors import devices, frameworks
 from ..tensors.frameworks import Framework
 from ..tensors.specs import OpenTensor, TensorSpec, naming
-from ..tensors.unusable import describe
 
 
 def out_tuple(operator: Operator, out: Any) -> Any:
@@ -114,7 +114,7 @@ class Arguments:
             for name, each in zip(names, self.open_tensors, strict=True)
         ]
         self.specs: dict[str, TensorSpec | None] = {}
-        declared: tuple[Parameter | Output, ...] = (*operator.parameters, *outputs)
+        declared: tuple[Input | Output, ...] = (*operator.inputs, *outputs)
         for name, tensor, each in zip(names, self.open_tensors, declared, strict=True):
             self.specs[each.name] = None
             if tensor is not None:

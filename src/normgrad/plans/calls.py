@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..operators import contract
-from ..operators.contract import Operator
+from ..declarations import contract
+from ..declarations.contract import Operator
 from ..tensors import frameworks
 from ..tensors.frameworks import COUNTED
 from .arguments import Arguments, out_tuple

@@ -14,31 +14,22 @@ from operator import gt, itemgetter
 from typing import Any
 
 from ..backends import NativeSchedule, choice
-from ..operators import contract
-from ..operators.contract import Operator, Specs
-from ..operators.options import Options
+from ..declarations import contract, lowering
+from ..declarations.contract import Operator, Specs
+from ..declarations.options import Options
+from ..declarations.problem import DATA, OTHERS, PLACES, WORKSPACE, Role
 from ..support import memory
 from ..tensors import devices, frameworks
-from ..tensors import strides as layout
 from ..tensors.frameworks import COUNTED, Framework
-from ..tensors.overlap import Place, check, usable_size
 from ..tensors.specs import TensorSpec
-from . import lowering as views
+from . import workspaces
 from .arguments import Arguments, out_tuple
-from .problem import DATA, OTHERS, PLACES, WORKSPACE, Role
-from .workspaces import scratch
+from .overlap import Place, check
+from .workspaces import Scratch
 
 #: What makes a new result: its index, its place, a function, and the index of the input that the
 #: function takes, or None for any.
 _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
-#: A workspace's address and owner; and its used part, if it is given.
-_Scratch = tuple[int, Any, layout.Region | None]
-
-#: The bytes of workspaces that runs on the CPU leave to the next, of this plan or of another. Pages
-#: that are never written take no memory.
-SPARE_BYTES = 2 << 20
-#: The largest alignment of a backend.
-_ALIGNMENT = 256
 #: The module of functions that autograd records, and those that have an operator's name.
 _RECORDING = "normgrad.torch.functional"
 _RECORDED = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
@@ -96,11 +87,12 @@ class Plan:
         self.output_names = tuple([output.name for output in self._results])
         self.output_specs = tuple([outputs.get(output.name) for output in self._results])
         self._backend = backend = choice.of(device)
-        problem = views.problem(operator, options, present, outputs, read_next)
+        problem = lowering.problem(operator, options, present, outputs, read_next)
         schedule: Any = backend.build(problem)
         self._schedule = schedule
         self._computes = backend.computes(schedule)
-        self.workspace_size = schedule.workspace_size
+        self.workspace_size = size = schedule.workspace_size
+        self._borrows = not self._on_gpu and 0 < size <= workspaces.SPARE_BYTES
         self.runner: Any = None
         #: What runs the plan in C++ on tensors like those of an earlier run; None if nothing does.
         self._in_cpp: Callable[[tuple[Any, ...]], Any] | None = None
@@ -291,18 +283,18 @@ class Plan:
 
     def run_checked(self, call: Arguments, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
-        takes_spare = workspace is None and self._takes_spare
-        scratch_memory = self._spare_memory() if takes_spare else self._scratch(workspace)
-        results, addresses, is_callers = self.memory_of(call, scratch_memory)
+        borrows = workspace is None and self._borrows
+        scratch = workspaces.borrow() if borrows else self._scratch(workspace)
+        results, addresses, is_callers = self.memory_of(call, scratch)
         self._compute(addresses)
-        if takes_spare:
-            _spare.append(scratch_memory)
+        if borrows:
+            workspaces.give_back(scratch)
         if True in is_callers:
             frameworks.count_writes(compress(call.tensors[len(self.input_names) :], is_callers))
         return self.result_of(call, results, is_callers)
 
     def memory_of(
-        self, call: Arguments, scratch_memory: _Scratch
+        self, call: Arguments, scratch: Scratch
     ) -> tuple[list[Any], list[int], list[bool]]:
         """The results of a call, all addresses, and which results are the caller's.
 
@@ -310,15 +302,15 @@ class Plan:
         """
         if call.open_tensors and call.framework.lost(call.tensors):
             self._refuse_lost(call)
-        first, (start, _, region) = len(self.input_names), scratch_memory
+        first, used = len(self.input_names), scratch.used
         results = list(call.values[first:])
         makers = self._makers.get(call.framework) or self._makers_of(call.framework)
         for index in self._absent:
             results[index] = None
         is_callers = [value is not None for value in results]
-        if True in is_callers or region or call.open_tensors or self._on_gpu:
-            check(call, self.inputs, self.outputs, region, self._on_gpu)
-        addresses = [*call.addresses, start, 0]
+        if True in is_callers or used or call.open_tensors or self._on_gpu:
+            check(call, self.inputs, self.outputs, used, self._on_gpu)
+        addresses = [*call.addresses, scratch.start, 0]
         for index, place, make, like in makers:
             if not is_callers[index]:
                 try:
@@ -358,9 +350,9 @@ class Plan:
             owners: what keeps the memory alive, in the same order; None where absent.
             workspace: as in :meth:`run`; not None if a workspace is needed.
         """
-        start, _, region = self._scratch(workspace)
-        check(Arguments.at(addresses, owners), self.inputs, self.outputs, region, False)
-        self._compute((*addresses, start, 0))
+        scratch = self._scratch(workspace)
+        check(Arguments.at(addresses, owners), self.inputs, self.outputs, scratch.used, False)
+        self._compute((*addresses, scratch.start, 0))
 
     def _compute(self, addresses: Sequence[int]) -> None:
         """Run the kernels on the addresses of inputs, outputs and workspace, and then a 0."""
@@ -410,28 +402,14 @@ class Plan:
         self._makers[framework] = makers
         return makers
 
-    @cached_property
-    def _takes_spare(self) -> bool:
-        """Whether a run without a workspace takes a spare one."""
-        return not self._on_gpu and 0 < self.workspace_size <= SPARE_BYTES
-
-    @staticmethod
-    def _spare_memory() -> _Scratch:
-        """A workspace that no run has at the moment."""
-        try:
-            return _spare.pop()
-        except IndexError:
-            return *scratch(SPARE_BYTES + _ALIGNMENT, _ALIGNMENT, None, devices.CPU), None
-
-    def _scratch(self, workspace: Any) -> _Scratch:
+    def _scratch(self, workspace: Any) -> Scratch:
         """The caller's workspace, or a new one."""
         size, alignment = self.workspace_size, self._backend.alignment
         if not size:
-            return 0, None, None
-        start, owner = scratch(size, alignment, workspace, self.device)
+            return Scratch()
         if workspace is None:
-            return start, owner, None
-        return start, owner, layout.Region(start, (usable_size(size, alignment),), (1,), 1)
+            return workspaces.new(size, alignment, self.device)
+        return workspaces.given(size, alignment, workspace, self.device)
 
 
 class Bound:
@@ -444,15 +422,15 @@ class Bound:
     def __init__(self, plan: Plan, call: Arguments, workspace: Any) -> None:
         """Check a call's memory, and make the results that it lacks."""
         self.plan = plan
-        count, scratch_memory = len(plan.input_names), plan._scratch(workspace)
-        results, addresses, is_callers = plan.memory_of(call, scratch_memory)
+        count, scratch = len(plan.input_names), plan._scratch(workspace)
+        results, addresses, is_callers = plan.memory_of(call, scratch)
         outputs = [
             theirs if is_theirs else new
             for theirs, new, is_theirs in zip(
                 call.tensors[count:], results, is_callers, strict=True
             )
         ]
-        tensors = (*call.tensors[:count], *outputs, scratch_memory[1])
+        tensors = (*call.tensors[:count], *outputs, scratch.owner)
         names = [place and place.name for place in (*plan.inputs, *plan.outputs)]
         #: PyTorch's tensors, each with its name and address, since a storage can be resized.
         self._movable = [
@@ -478,7 +456,3 @@ class Bound:
         self._compute()
         frameworks.count_writes(self._outputs)
         return self._result
-
-
-#: Spare workspaces: to make one takes a tenth of a small call.
-_spare: list[_Scratch] = []

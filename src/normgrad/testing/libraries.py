@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ..declarations.contract import Kind
 from ..operators import reference
-from ..operators.contract import Kind
-from ..tensors import strides as layout
+from ..tensors.strides import contiguous_strides
 from .c_functions import Functions, RefusedError
 from .cases import IN_PLACE, Case
 from .framework_tensors import NotOfferedError
@@ -44,7 +44,7 @@ class Tensor:
         is_contiguous = array.flags.c_contiguous  # also if empty, where NumPy's strides are any
         strides = tuple(step // array.itemsize for step in array.strides)
         if is_contiguous:
-            strides = layout.contiguous_strides(array.shape)
+            strides = contiguous_strides(array.shape)
         may_be_null = {"strides": is_contiguous, "memory": not array.size}.get(null)
         null = null if may_be_null else ""
         return cls(array, array.shape, strides, array.dtype.name, format_name, null)

@@ -19,14 +19,14 @@ from enum import Enum
 
 import numpy as np
 
+from ..declarations.contract import Kind
 from ..operators import precision
-from ..operators.contract import Kind
 from ..operators.reference import Exact
+from ..support.values import shorten
 from ..tensors import dtypes
-from ..tensors import strides as layout
 from ..tensors.dtypes import DType
 from ..tensors.specs import TensorSpec
-from ..tensors.unusable import shorten
+from ..tensors.strides import dense_like, used_strides
 from .cases import Case, Topic
 from .tensors import Array, Call
 
@@ -202,7 +202,7 @@ def _wordless(text: str) -> str:
 
 def _coarsest(call: Call) -> DType:
     """The least precise dtype of the data tensors."""
-    kinds = {each.name: each.kind for each in call.operator.parameters}
+    kinds = {each.name: each.kind for each in call.operator.inputs}
     data = [v.dtype for name, v in call.arrays.items() if kinds[name] is Kind.DATA]
     found = [dtypes.parse(each) for each in data] or [call.arithmetic]
     return max(found, key=lambda dtype: dtype.unit_roundoff)
@@ -316,7 +316,7 @@ def _unlike(
         elif output.kind is Kind.DATA and call.first_out is None and array.size:
             steps = tuple(step // array.itemsize for step in array.strides)
             ours, theirs = (
-                layout.used_strides(spec.shape, layout.dense_like(spec.shape, each))
+                used_strides(spec.shape, dense_like(spec.shape, each))
                 for each in (spec.strides, steps)
             )
             if ours != theirs:

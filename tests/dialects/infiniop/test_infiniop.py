@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from normgrad.declarations import contract
 from normgrad.dialects import infiniop as op
-from normgrad.operators import contract
 from normgrad.plans import cache
 from normgrad.plans import plan as plans
 from normgrad.tensors import dtypes

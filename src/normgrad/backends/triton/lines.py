@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...plans.problem import STATISTICS, Problem, Role, Vector
+from ...declarations.problem import STATISTICS, Problem, Role, Vector
 from ...tensors import dtypes
 from ...tensors.strides import Axis, ceil_div
 from .device import Device

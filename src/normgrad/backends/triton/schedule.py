@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...plans.problem import Problem, Role
+from ...declarations.problem import Problem, Role
 from ...tensors import dtypes
 from ...tensors.strides import ceil_div
 from .config import ARGUMENT, COLUMNS, INVSTD, MEAN, OUTPUTS, PILOT, RESULT, SAVED, SUMS, VARIANCE

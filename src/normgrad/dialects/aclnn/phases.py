@@ -14,12 +14,12 @@ import numpy.typing as npt
 from ...plans import cache
 from ...plans.cache import Cache
 from ...plans.plan import Plan
-from ...plans.workspaces import Memory
 from ...support.memory import LINE
+from ...support.values import describe, represent
 from ...tensors import dtypes
-from ...tensors import strides as layout
+from ...tensors.blocks import Memory
 from ...tensors.specs import ReachError, TensorSpec
-from ...tensors.unusable import describe, represent
+from ...tensors.strides import overlaps_itself, reshape_strides, round_up
 from ..rules import EVERY, Aspect, Call, Contract, ContractError, check
 from ..shared import Use, shared_memory, span
 from .products import PRODUCTS, Device, current
@@ -227,7 +227,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         except ReachError as error:
             raise ContractError(name, str(error)) from None
         if operand.is_copy:
-            dense_size += layout.round_up(operand.spec.nbytes, LINE)
+            dense_size += round_up(operand.spec.nbytes, LINE)
         operands[name] = operand
     plan = None
     if any(form.results):
@@ -245,7 +245,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
 
 @lru_cache(cache.SIZE)
 def _overlaps_itself(signature: Signature) -> bool:
-    return layout.overlaps_itself(signature.dims, signature.steps)
+    return overlaps_itself(signature.dims, signature.steps)
 
 
 @lru_cache(cache.SIZE)
@@ -254,7 +254,7 @@ def _operand(signature: Signature, dims: Dims | None) -> _Operand:
     dtype = dtypes.BY_NAME[signature.dtype_name]
     if dims is None or dims == signature.dims:
         return _Operand(TensorSpec(signature.dims, dtype, signature.steps), False)
-    steps = layout.reshape_strides(signature.dims, signature.steps, dims)
+    steps = reshape_strides(signature.dims, signature.steps, dims)
     return _Operand(TensorSpec(dims, dtype, steps), is_copy=steps is None)
 
 
@@ -364,5 +364,5 @@ def _dense_copies(
         if operand.is_copy:
             spec = operand.spec
             dense[name] = rest[: spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape)
-            rest = rest[layout.round_up(spec.nbytes, LINE) :]
+            rest = rest[round_up(spec.nbytes, LINE) :]
     return dense, rest

@@ -14,11 +14,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.workspaces import Memory
 from ...support.memory import array_at
+from ...support.values import describe, represent
 from ...tensors import frameworks
-from ...tensors import strides as layout
-from ...tensors.unusable import describe, represent
+from ...tensors.blocks import Memory
+from ...tensors.strides import Region, contiguous_strides, extent, used_strides
 from ..shared import DialectError
 
 
@@ -176,7 +176,7 @@ class aclTensor:
     def __post_init__(self, nbytes: int | None) -> None:
         self.dtype_name = _NAMES[self.data_type]
         self.format_name = _FORMAT_NAMES[self.format]
-        self.steps = layout.used_strides(self.dims, self.strides)
+        self.steps = used_strides(self.dims, self.strides)
         self.problem = self._find_problem(nbytes)
         self.signature = _signature(
             self.dims, self.steps, self.dtype_name, self.format, self.problem
@@ -190,8 +190,8 @@ class aclTensor:
     def _find_problem(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
             return None
-        if self.memory.problem is not None:
-            return self.memory.problem
+        if self.memory.invalid is not None:
+            return self.memory.invalid
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
         count = prod(self.dims)
@@ -200,7 +200,7 @@ class aclTensor:
             return f"{size} elements; allowed: less than {_MOST_ELEMENTS}"
         if nbytes is None or self.data_type not in NUMPY:
             return None
-        low, high = layout.extent(self.dims, self.steps)
+        low, high = extent(self.dims, self.steps)
         itemsize = NUMPY[self.data_type].itemsize
         if self.offset + low < 0 or (self.offset + high + 1) * itemsize > nbytes:
             return (
@@ -223,9 +223,9 @@ class aclTensor:
         return self._array
 
     @property
-    def region(self) -> layout.Region:
+    def region(self) -> Region:
         """The bytes of the view's elements."""
-        return layout.Region(self.address, self.dims, self.steps, self._itemsize)
+        return Region(self.address, self.dims, self.steps, self._itemsize)
 
     def loss(self) -> str | None:
         """The reason why the tensor's memory has become unusable; None if it has not."""
@@ -284,7 +284,7 @@ def aclCreateTensor(
     """
     name = "aclCreateTensor"
     dims = AclnnError.sizes(name, "viewDims", view_dims)
-    steps = layout.contiguous_strides(dims)
+    steps = contiguous_strides(dims)
     if strides is not None:
         steps = AclnnError.integers(name, "stride", strides)
     if len(steps) != len(dims):
@@ -297,7 +297,7 @@ def aclCreateTensor(
     if data is None:
         memory = Memory(0, 0, None, False)
     elif type(data) is Memory:
-        memory = data  # phase 1 reports its ``problem``
+        memory = data  # phase 1 reports what is ``invalid``
     else:
         memory = AclnnError.memory(name, "tensorData", data, writing=False)
     return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)

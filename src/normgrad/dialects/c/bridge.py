@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...plans.plan import Plan
-from ...plans.workspaces import Memory
 from ...support.forks import LOADING
-from ...tensors.unusable import Unusable
+from ...support.values import Invalid
+from ...tensors.blocks import Memory
 from .. import infiniop
 from ..aclnn import aclBoolArray, aclCreateTensor, devices, phases, products
 from ..aclnn.tensors import NUMPY, Status, aclDataType, aclTensor
@@ -257,9 +257,7 @@ def _value(argument: Any) -> Any:
         return None
     if kind in (_IS_INTEGER, _IS_BOOL):
         return argument.integer if kind == _IS_INTEGER else bool(argument.integer)
-    return (
-        argument.real if kind == _IS_REAL else Unusable(argument.problem.decode(errors="replace"))
-    )
+    return argument.real if kind == _IS_REAL else Invalid(argument.problem.decode(errors="replace"))
 
 
 def _tensor(argument: Any) -> aclTensor:

@@ -15,7 +15,7 @@ from torch.nn import Module
 from torch.nn.modules.module import _WrappedHook
 from torch.nn.utils.parametrize import is_parametrized
 
-from ...tensors.unusable import describe
+from ...support.values import describe
 from .. import collectives, native, nn
 from ..nn import Ours
 from .classes import LAYERS, class_of, is_norm, name_of
