@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from common import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
+from common import FLOATS, OPERATORS, Case, Producer, bits, cut_finely, make, named, run
 
 import normgrad as ng
 from normgrad import TensorSpec
@@ -325,6 +325,36 @@ def test_functions_use_cached_plans(monkeypatch):
     for size in range(1, 6):
         make("train", (3, 4, size)).call()
     assert len(calls._plans) == 2
+
+
+def test_calls_with_other_arguments_than_plain_ones_use_cached_plans(monkeypatch):
+    """A list of booleans, numbers of NumPy's; subclasses, copies and tensors that are no arrays."""
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    packed = np.zeros(24, [("pad", "u1"), ("x", "f4")])["x"].reshape(2, 3, 4)
+    packed[...] = x
+    ways = [
+        (x, {"output_mask": [True, True, False]}),
+        (x, {"eps": np.float32(0.5)}),
+        (x.view(np.memmap), {}),
+        (packed, {}),
+        (Producer(x), {}),
+    ]
+    for input, options in ways:
+        monkeypatch.setattr(calls, "_plans", Cache())
+        dy = Producer(x) if isinstance(input, Producer) else x
+        first, again = (
+            ng.batch_norm_backward(dy, input, training=True, **options) for _ in range(2)
+        )
+        assert len(calls._plans) == 1
+        assert bits(again) == bits(first)
+
+
+def test_representations():
+    spec = TensorSpec((2, 3, 4), "bfloat16")
+    assert repr(spec) == "TensorSpec((2, 3, 4), 'bfloat16', (12, 4, 1))"
+    assert eval(repr(spec)) == spec
+    plan = ng.plan("layer_norm", input=spec, normalized_shape=4)
+    assert repr(plan) == "<Plan of layer_norm on cpu: input bfloat16 (2, 3, 4)>"
 
 
 @pytest.mark.parametrize("kind", OPERATORS)

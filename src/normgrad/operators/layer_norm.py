@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..declarations.contract import (
@@ -16,6 +17,7 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 
 class LayerNormOutput(NamedTuple):
@@ -45,13 +47,13 @@ LAYER_NORM = Operator(
 
 
 def layer_norm(
-    input: Any,
+    input: Tensor,
     normalized_shape: int | tuple[int, ...],
-    weight: Any = None,
-    bias: Any = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> LayerNormOutput:
     """Layer norm's forward pass.
 
@@ -119,15 +121,15 @@ LAYER_NORM_BACKWARD = Operator(
 
 
 def layer_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
     output_mask: tuple[bool, bool, bool] = (True, True, True),
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> LayerNormGradients:
     """The gradients of layer norm.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..declarations.contract import (
@@ -16,6 +17,7 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 _WEIGHT = Input("weight", Kind.POSITION, Role.WEIGHT)
 
@@ -40,12 +42,12 @@ RMS_NORM = Operator(
 
 
 def rms_norm(
-    input: Any,
+    input: Tensor,
     normalized_shape: int | tuple[int, ...],
-    weight: Any = None,
+    weight: Tensor | None = None,
     *,
     eps: float | None = None,
-    out: tuple[Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> RmsNormOutput:
     """RMS norm's forward pass.
 
@@ -102,14 +104,14 @@ RMS_NORM_BACKWARD = Operator(
 
 
 def rms_norm_backward(
-    grad_out: Any,
-    input: Any,
-    rstd: Any,
-    weight: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
     output_mask: tuple[bool, bool] = (True, True),
-    out: tuple[Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> RmsNormGradients:
     """The gradients of RMS norm.
 

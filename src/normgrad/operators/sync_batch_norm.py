@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..declarations.contract import (
@@ -17,6 +18,7 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 
 class BatchNormStatistics(NamedTuple):
@@ -39,11 +41,11 @@ BATCH_NORM_STATS = Operator(
 
 
 def batch_norm_stats(
-    input: Any,
+    input: Tensor,
     *,
     eps: float = 1e-5,
     channel_axis: int = 1,
-    out: tuple[Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> BatchNormStatistics:
     """The mean and 1/sqrt(var + eps) of every channel of a batch.
 
@@ -104,16 +106,16 @@ BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
 
 
 def batch_norm_gather_stats_with_counts(
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    running_mean: Any,
-    running_var: Any,
-    counts: Any,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    counts: Tensor,
     *,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    out: tuple[Any, Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> GatheredStatistics:
     """The mean and 1/sqrt(var + eps) of a batch that is spread over ranks, from those of each rank.
 
@@ -140,7 +142,8 @@ def batch_norm_gather_stats_with_counts(
         counts: the number of elements per channel of each rank, in any shape with one element for
             each rank; int32, int64, float16 or float32. A rank with 0 elements does not affect the
             result, whatever its statistics.
-        momentum: the weight of the new statistics in the running statistics.
+        momentum: the weight of the new statistics in the running statistics, as in
+            :func:`batch_norm`.
         eps: the number that was added to the ranks' variances: 0 or more.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
 
@@ -174,14 +177,14 @@ BATCH_NORM_ELEMT = Operator(
 
 
 def batch_norm_elemt(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    invstd: Any,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
     *,
     channel_axis: int = 1,
-    out: Any = None,
+    out: Tensor | None = None,
 ) -> Any:
     """The element-wise part of batch norm's forward pass::
 
@@ -239,17 +242,17 @@ BATCH_NORM_BACKWARD_REDUCE = Operator(
 
 
 def batch_norm_backward_reduce(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None = None,
     *,
     input_g: bool = True,
     weight_g: bool = True,
     bias_g: bool = True,
     channel_axis: int = 1,
-    out: tuple[Any, Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> BatchNormReductions:
     """The local part of synchronised batch norm's gradients: sums over this rank's batch.
 
@@ -304,17 +307,17 @@ BATCH_NORM_BACKWARD_ELEMT = Operator(
 
 
 def batch_norm_backward_elemt(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    count: Any,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
     *,
     channel_axis: int = 1,
-    out: Any = None,
+    out: Tensor | None = None,
 ) -> Any:
     """The element-wise part of synchronised batch norm's gradients.
 

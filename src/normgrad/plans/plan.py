@@ -137,6 +137,11 @@ class Plan:
             )
         )
 
+    def __repr__(self) -> str:
+        given = zip(self.input_names, self._expected, strict=True)
+        inputs = [f"{name} {spec.dtype} {spec.shape}" for name, spec in given if spec]
+        return f"<Plan of {self.name} on {self.device}: {', '.join(inputs)}>"
+
     @property
     def alignment(self) -> int:
         """The alignment in bytes of the first byte that is used of a workspace."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..support.values import describe, represent
 from . import dtypes
@@ -18,6 +18,13 @@ from .symbolic import SymInt
 
 #: The tensors that operators take, in messages.
 KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+
+
+class Tensor(Protocol):
+    """The type of tensors that operators take: all of them speak DLPack."""
+
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
 
 #: The maximum size of a tensor in bytes, since kernels compute with 64-bit sizes and offsets.
 _MOST_BYTES = 2**62
@@ -43,7 +50,7 @@ def _integers(name: str, values: Any) -> tuple[Any, ...]:
         raise TypeError(f"{name}: {represent(values)} is not a sequence of integers") from None
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class TensorSpec:
     """The shape, dtype and strides of a tensor, from which plans are made.
 
@@ -85,6 +92,9 @@ class TensorSpec:
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
+
+    def __repr__(self) -> str:
+        return f"TensorSpec({self.shape}, {self.dtype.name!r}, {self.strides})"
 
     @property
     def rank(self) -> int:
