@@ -21,7 +21,7 @@ from normgrad.backends.triton.config import ABSENT, COLUMNS, OUTPUTS, RESULT, SU
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.layouts import ITEMSIZES
 from normgrad.backends.triton.schedule import Schedule
-from normgrad.plans.problem import Role
+from normgrad.declarations.problem import Role
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance" / "gpus.md"
 #: What the table stands between.

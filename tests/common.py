@@ -21,7 +21,7 @@ from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
 from normgrad.operators import precision
 from normgrad.operators.reference import Exact
-from normgrad.plans import plan as plans
+from normgrad.plans import calls
 from normgrad.tensors import dtypes
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - tests import these from here
 from normgrad.testing import LAYOUTS as LAYOUTS
@@ -148,8 +148,7 @@ def on_device(made_up: Device) -> Iterator[None]:
     with (
         mock.patch.object(device, "INTERPRETED", made_up),
         mock.patch.object(choice, "_triton", cache(choice._Triton)),
-        mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._ready, clear=True),
+        mock.patch.dict(calls._plans, clear=True),
     ):
         yield
 
@@ -161,8 +160,7 @@ def shared_by_threads() -> Iterator[None]:
         mock.patch.object(
             schedule, "policy_of", lambda machine: replace(policy_of(machine), shared=1)
         ),
-        mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._ready, clear=True),
+        mock.patch.dict(calls._plans, clear=True),
     ):
         yield
 
@@ -183,7 +181,6 @@ def cut_finely() -> Iterator[None]:
     with (
         on_device(FINE),
         mock.patch.object(schedule, "policy_of", return_value=FINELY),
-        mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._ready, clear=True),
+        mock.patch.dict(calls._plans, clear=True),
     ):
         yield

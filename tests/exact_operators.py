@@ -168,7 +168,7 @@ class _Call:
     """A call's tensors in wide arithmetic, after normgrad has checked the arguments."""
 
     def __init__(self, name, tensors, channel_axis, **options):
-        names = [p.name for p in PLANNED[name].parameters]
+        names = [p.name for p in PLANNED[name].inputs]
         given = dict(zip(names, tensors, strict=False))
         plan = ng.plan(name, **given, channel_axis=channel_axis, **options)
         self._specs = plan.output_specs

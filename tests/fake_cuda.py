@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from normgrad.plans.problem import PLACES
+from normgrad.declarations.problem import PLACES
 
 SOURCE = Path(__file__).with_suffix(".c")
 #: The most launches that are recorded.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from normgrad.tensors import dtypes
-from normgrad.tensors.symbolic import Op
+from normgrad.tensors.symbolic import Op, bits
 
 COMPUTED = {
     Op.ADD: lambda x, y: x + y,
@@ -14,7 +13,7 @@ COMPUTED = {
     Op.DIVIDE: lambda x, y: x // y,
     Op.REMAINDER: lambda x, y: x % y,
     Op.GCD: math.gcd,
-    Op.REAL: lambda x, y: dtypes.bits(x),
+    Op.REAL: lambda x, y: bits(x),
 }
 HOLDS = {
     Op.LESS: lambda x, y: x < y,

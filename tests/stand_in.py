@@ -17,11 +17,12 @@ import numpy as np
 from normgrad.backends import choice
 from normgrad.backends.cpu import runtime as cpu_runtime
 from normgrad.backends.cpu.schedule import schedules as cpu
-from normgrad.plans import plan as plans
-from normgrad.plans.problem import WORKSPACE
+from normgrad.declarations.problem import WORKSPACE
+from normgrad.plans import calls
+from normgrad.plans.cache import Cache
+from normgrad.plans.workspaces import usable_size
 from normgrad.support.machine import Machine
 from normgrad.tensors import devices, dlpack, frameworks
-from normgrad.tensors.overlap import usable_size
 
 PACKAGE = "normgrad.backends.triton"
 ALIGNMENT = 256
@@ -114,8 +115,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
 
 def forget(monkeypatch: Any) -> None:
     """Clear what the library caches of devices and plans, now and after the test."""
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     monkeypatch.setattr(devices, "_reasons", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._triton.__wrapped__))
 

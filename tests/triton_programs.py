@@ -15,9 +15,9 @@ from normgrad import TensorSpec, testing
 from normgrad.backends import choice
 from normgrad.backends.triton import schedule
 from normgrad.backends.triton.device import Device
+from normgrad.declarations.contract import Kind
+from normgrad.declarations.problem import Problem
 from normgrad.operators.by_name import PLANNED
-from normgrad.operators.contract import Kind
-from normgrad.plans.problem import Problem
 
 H200 = Device()
 #: Devices on which small tensors are read in one pass, or in two.

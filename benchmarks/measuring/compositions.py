@@ -12,8 +12,8 @@ import torch
 from torch.ops import aten
 
 from normgrad.bench.timing import Call
+from normgrad.declarations.contract import Kind
 from normgrad.operators.by_name import PLANNED, choices_of
-from normgrad.operators.contract import Kind
 from normgrad.torch.aten import OPERATORS, AtenOperator
 
 from .data import EPS, MOMENTUM, Data, arguments

@@ -184,7 +184,7 @@ def test_help_says_what_a_file_must_contain(cli):
     assert 'np.savez("layer.npz", operator="batch_norm_backward", training=True' in shown
     assert 'metadata={"operator": "group_norm_backward", "num_groups": "32"}' in shown
     for operator in OPERATORS.values():
-        first, *_ = (parameter.name for parameter in operator.parameters)
+        first, *_ = (parameter.name for parameter in operator.inputs)
         assert f"{operator.name}: {first}," in shown
     assert "mean, rstd, [gamma]; num_groups, [output_mask], [channel_axis]" in shown
     assert "[save_invstd]; training, [eps], [output_mask], [channel_axis]" in shown

@@ -21,7 +21,7 @@ import normgrad as ng
 from normgrad.backends import choice
 from normgrad.backends.triton import device, selfcheck
 from normgrad.backends.triton.device import Device
-from normgrad.plans import plan as plans
+from normgrad.plans import calls
 
 torch = pytest.importorskip("torch")
 
@@ -39,8 +39,7 @@ def planned_for(made_up: Device) -> Iterator[None]:
         mock.patch.object(device, "of", return_value=made_up),
         mock.patch.object(selfcheck, "settled", return_value=True),
         mock.patch.object(choice, "_triton", cache(choice._Triton)),
-        mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._ready, clear=True),
+        mock.patch.dict(calls._plans, clear=True),
     ):
         yield
 

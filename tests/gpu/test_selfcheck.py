@@ -10,7 +10,8 @@ from gpu_tensors import GPU, compute, only_on_a_gpu
 
 from normgrad.backends import choice
 from normgrad.backends.triton import device, selfcheck
-from normgrad.plans import plan as plans
+from normgrad.plans import calls
+from normgrad.plans.cache import Cache
 
 torch = pytest.importorskip("torch")
 
@@ -21,8 +22,7 @@ def test_the_first_use_checks_all_cases(monkeypatch, tmp_path):
     monkeypatch.setattr(selfcheck, "path_of", lambda name: tmp_path / "verdict.txt")
     monkeypatch.setattr(selfcheck, "_known", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._Triton))
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     found = device.of(0)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.ones(1, device=GPU)

@@ -8,29 +8,29 @@ import numpy as np
 import pytest
 from common import lay_out
 
-from normgrad.operators import precision
-from normgrad.operators.contract import (
+from normgrad.declarations.contract import (
     GRAD_INPUT,
     GRAD_OUT,
     INPUT,
+    Input,
     Kind,
     Operator,
     Output,
-    Parameter,
 )
+from normgrad.declarations.problem import Role
+from normgrad.operators import precision
 from normgrad.operators.reference import Exact
-from normgrad.plans.plan import call
-from normgrad.plans.problem import Role
+from normgrad.plans.calls import call
 from normgrad.tensors import dtypes
 
-_WEIGHT = Parameter("weight", Kind.CHANNEL, Role.WEIGHT)
-_INVSTD = Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True)
+_WEIGHT = Input("weight", Kind.CHANNEL, Role.WEIGHT)
+_INVSTD = Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True)
 
 #: Batch norm's gradients with frozen statistics.
 FROZEN = Operator(
     "frozen_batch_norm_backward",
-    parameters=(
-        GRAD_OUT, INPUT, Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True), _INVSTD,
+    inputs=(
+        GRAD_OUT, INPUT, Input("mean", Kind.CHANNEL, Role.MEAN, required=True), _INVSTD,
         _WEIGHT,
     ),
     options=("output_mask", "channel_axis"),
@@ -46,7 +46,7 @@ FROZEN = Operator(
 #: The gradients of an RMS norm whose groups are channels.
 CHANNEL_RMS = Operator(
     "channel_rms_norm_backward",
-    parameters=(GRAD_OUT, INPUT, _INVSTD, _WEIGHT),
+    inputs=(GRAD_OUT, INPUT, _INVSTD, _WEIGHT),
     options=("output_mask", "channel_axis"),
     all_outputs=(
         GRAD_INPUT,
@@ -73,7 +73,7 @@ def channel_rms(dy, x, r, w, sign):
 def test_a_declaration_suffices(operator, shape, layout):
     rng = np.random.default_rng(0)
     dy, x = (lay_out(rng.standard_normal(shape).astype(np.float32), layout) for _ in range(2))
-    vectors = rng.random((len(operator.parameters) - 2, shape[1])).astype(np.float32) + 0.5
+    vectors = rng.random((len(operator.inputs) - 2, shape[1])).astype(np.float32) + 0.5
     formula = frozen if operator is FROZEN else channel_rms
     wide = [each.astype(np.float64) for each in (dy, x, *vectors[:, None, :, None])]
     values = formula(*wide, -1)

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import normgrad as ng
-from normgrad.operators.contract import Kind
+from normgrad.declarations.contract import Kind
 
 #: Those whose rows have statistics, and positions parameters.
 BY_ROW = [kind for kind in OPERATORS if make(kind, (1, 1)).operator.statistics is Kind.ROW]

@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from common import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
+from common import FLOATS, OPERATORS, Case, Producer, bits, cut_finely, make, named, run
 
 import normgrad as ng
 from normgrad import TensorSpec
 from normgrad.backends.cpu.schedule import block
 from normgrad.operators.by_name import PLANNED
-from normgrad.plans import plan as plans
+from normgrad.plans import cache, calls, workspaces
+from normgrad.plans.cache import Cache
 from normgrad.testing.tensors import FORWARD
 
 
@@ -47,7 +48,7 @@ def test_a_plan_gives_the_functions_bits(kind, layout, cut):
         positional = [
             case.tensors.get(name) for name in inspect.signature(getattr(ng, case.name)).parameters
         ]
-        positional = positional[: len(plan._operator.parameters)]
+        positional = positional[: len(plan._operator.inputs)]
         assert bits(plan.run(*positional)) == expected
     # Any alignment, and a workspace full of garbage.
     for offset in (0, 1, 33):
@@ -185,11 +186,10 @@ def test_specs_that_no_memory_could_hold():
 
 
 def test_nan_options_are_cached_too(monkeypatch):
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     for momentum in (float("nan"), np.float32("nan"), -float("nan")):
         ng.batch_norm(np.ones((3, 4, 5)), training=True, momentum=momentum)
-    assert len(plans._plans) == 1
+    assert len(calls._plans) == 1
 
 
 def test_tensors_that_no_memory_could_hold():
@@ -310,22 +310,51 @@ def test_errors_of_the_workspace():
 
 
 def test_functions_use_cached_plans(monkeypatch):
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     case = make("train", (3, 4, 5))
     for _ in range(3):
         case.call()
-    assert len(plans._plans) == 1
+    assert len(calls._plans) == 1
     # Options that compare equal but are not the same are told apart before they are looked up.
     case.options["eps"] = 1
     case.call()
     with pytest.raises(TypeError, match=r"^training: 1; allowed"):
         ng.batch_norm_backward(**case.tensors, training=1)
-    assert len(plans._plans) == 2
-    monkeypatch.setattr(plans, "CACHE_SIZE", 2)
+    assert len(calls._plans) == 2
+    monkeypatch.setattr(cache, "SIZE", 2)
     for size in range(1, 6):
         make("train", (3, 4, size)).call()
-    assert len(plans._plans) == 2
+    assert len(calls._plans) == 2
+
+
+def test_calls_with_other_arguments_than_plain_ones_use_cached_plans(monkeypatch):
+    """A list of booleans, numbers of NumPy's; subclasses, copies and tensors that are no arrays."""
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    packed = np.zeros(24, [("pad", "u1"), ("x", "f4")])["x"].reshape(2, 3, 4)
+    packed[...] = x
+    ways = [
+        (x, {"output_mask": [True, True, False]}),
+        (x, {"eps": np.float32(0.5)}),
+        (x.view(np.memmap), {}),
+        (packed, {}),
+        (Producer(x), {}),
+    ]
+    for input, options in ways:
+        monkeypatch.setattr(calls, "_plans", Cache())
+        dy = Producer(x) if isinstance(input, Producer) else x
+        first, again = (
+            ng.batch_norm_backward(dy, input, training=True, **options) for _ in range(2)
+        )
+        assert len(calls._plans) == 1
+        assert bits(again) == bits(first)
+
+
+def test_representations():
+    spec = TensorSpec((2, 3, 4), "bfloat16")
+    assert repr(spec) == "TensorSpec((2, 3, 4), 'bfloat16', (12, 4, 1))"
+    assert eval(repr(spec)) == spec
+    plan = ng.plan("layer_norm", input=spec, normalized_shape=4)
+    assert repr(plan) == "<Plan of layer_norm on cpu: input bfloat16 (2, 3, 4)>"
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
@@ -582,17 +611,18 @@ def test_a_plan_that_ran_on_arrays_leaves_tensors_as_they_were():
 
 @pytest.mark.cpu
 def test_a_workspace_that_is_kept_serves_one_run_at_a_time(monkeypatch):
-    monkeypatch.setattr(plans, "_spare", [])
+    spare = workspaces._spare
+    del spare[:]
     case = make("train", (3, 4, 5))
     plan = plan_of(case)
-    assert 0 < plan.workspace_size <= plans.SPARE_BYTES
+    assert 0 < plan.workspace_size <= workspaces.SPARE_BYTES
     expected = bits(case.call())
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda _: bits(plan.run(**case.tensors)), range(400))
         assert all(each == expected for each in found)
-    kept = [start for start, _, _ in plans._spare]
+    kept = [start for start, _, _ in spare]
     assert 0 < len({*kept}) == len(kept) <= 4
     large = make("train", (3, 40000, 5))
-    assert plan_of(large).workspace_size > plans.SPARE_BYTES
+    assert plan_of(large).workspace_size > workspaces.SPARE_BYTES
     plan_of(large).run(**large.tensors)
-    assert [start for start, _, _ in plans._spare] == kept
+    assert [start for start, _, _ in spare] == kept

@@ -11,7 +11,9 @@ from common import INTERPRETED, OPERATORS, bits, make, named
 
 import normgrad as ng
 from normgrad.operators.by_name import PLANNED
+from normgrad.plans import calls
 from normgrad.plans import plan as plans
+from normgrad.plans.cache import Cache
 from normgrad.tensors import frameworks
 from normgrad.testing import FORWARD
 
@@ -55,8 +57,7 @@ def by_python(monkeypatch):
 def known(monkeypatch):
     """Of each call whether its signature was known, so that most checks were skipped."""
     said = []
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     inner = plans.Plan.run_checked
 
     def watched(plan, call, *arguments):

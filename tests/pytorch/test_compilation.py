@@ -11,7 +11,8 @@ nt = pytest.importorskip("normgrad.torch")
 
 from normgrad.backends import choice  # noqa: E402
 from normgrad.backends.cpu.objects import units  # noqa: E402
-from normgrad.plans import plan as plans  # noqa: E402
+from normgrad.plans import calls  # noqa: E402
+from normgrad.plans.cache import Cache  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -46,8 +47,7 @@ def compiled(monkeypatch):
         return make(self, program, *arguments)
 
     monkeypatch.setattr(kind, "runner", runner)
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     return names
 
 
@@ -66,7 +66,7 @@ def test_training_and_evaluation_find_everything_compiled(compiled, layout, size
     assert nt.warmup(model, x) is None
     before = set(compiled)
     assert len(before) > 5
-    plans._plans.clear()
+    calls._plans.clear()
     step(model, x)
     with torch.no_grad():
         model.eval()(x)
@@ -131,7 +131,7 @@ def test_an_input_s_strides_are_kept(compiled):
     nt.warmup(layer, x)
     before = set(compiled)
     assert "tasks in tiles" in before
-    plans._plans.clear()
+    calls._plans.clear()
     train(layer, x)
     assert compiled == before
 

@@ -16,7 +16,7 @@ import normgrad  # noqa: E402
 from normgrad.backends import NativeSchedule  # noqa: E402
 from normgrad.backends.cpu.runtime import Runner  # noqa: E402
 from normgrad.backends.triton import cuda_driver  # noqa: E402
-from normgrad.plans.problem import WORKSPACE, Role  # noqa: E402
+from normgrad.declarations.problem import WORKSPACE, Role  # noqa: E402
 from normgrad.support import cache, notices, torch_build  # noqa: E402
 from normgrad.support.settings import SettingError  # noqa: E402
 from normgrad.torch import native  # noqa: E402

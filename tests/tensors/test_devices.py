@@ -13,8 +13,9 @@ from stand_in import Array, Namespace
 import normgrad as ng
 from normgrad import TensorSpec
 from normgrad.backends import choice
-from normgrad.plans import plan as plans
-from normgrad.plans.problem import WORKSPACE
+from normgrad.declarations.problem import WORKSPACE
+from normgrad.plans import calls
+from normgrad.plans.cache import Cache
 from normgrad.tensors import dlpack, frameworks
 
 torch = pytest.importorskip("torch")
@@ -206,9 +207,9 @@ def test_torch_on_a_gpu(seen, on_gpu, kind):
         assert {name: v.numpy().tobytes() for name, v in named(result).items()} == expected
     assert [index for index, _ in seen.launches] == [1, 1]
     assert set(seen.made) == {"cuda:1"}
-    assert len(plans._plans) == 2  # one for NumPy's
+    assert len(calls._plans) == 2  # one for NumPy's
     getattr(ng, case.name)(**tensors_of(case, on_gpu, 0), **case.options)
-    assert len(plans._plans) == 3
+    assert len(calls._plans) == 3
     assert seen.launches[-1][0] == 0
 
 
@@ -532,8 +533,7 @@ def test_the_cpu_s_tensors_by_triton_s_interpreter(interpreted, monkeypatch, kin
     assert [index for index, _ in interpreted.launches] == [None]
     assert interpreted.scratch == []
     monkeypatch.delenv("NORMGRAD_BACKEND")
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     assert bits(case.call()) == got
     assert len(interpreted.launches) == 1
 

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normgrad.tensors import strides as layout
-from normgrad.tensors.strides import Axis, Region
+from normgrad.tensors.strides import Axis, Region, dense_like, merge_axes, overlap, overlaps_itself
 
 VIEWS = st.lists(st.tuples(st.integers(0, 4), st.integers(-7, 7)), min_size=0, max_size=4)
 
@@ -26,7 +25,7 @@ def offsets(shape, strides):
 def test_overlaps_itself(axes):
     shape, strides = tuple(n for n, _ in axes), tuple(s for _, s in axes)
     touched = offsets(shape, strides)
-    assert layout.overlaps_itself(shape, strides) == (len(set(touched)) < len(touched))
+    assert overlaps_itself(shape, strides) == (len(set(touched)) < len(touched))
 
 
 @given(VIEWS, VIEWS, st.integers(-10, 10), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
@@ -42,7 +41,7 @@ def test_overlap(first, second, distance, size, other_size):
     b = Region(
         1000 + distance, tuple(n for n, _ in second), tuple(s for _, s in second), other_size
     )
-    assert layout.overlap(a, b) == bool(touched(a) & touched(b))
+    assert overlap(a, b) == bool(touched(a) & touched(b))
     low, high = a.bounds()
     assert touched(a) == set() or (low, high) == (min(touched(a)), max(touched(a)) + 1)
 
@@ -53,13 +52,13 @@ def test_overlap_gives_up_on_the_side_of_caution():
     strides = tuple(int(s) for s in rng.integers(10**8, 10**9, 8))
     a = Region(2**50, (50,) * 8, strides, 4)
     b = Region(2**50 + 6, (50,) * 8, tuple(s + 1 for s in strides), 4)
-    assert layout.overlap(a, b)
+    assert overlap(a, b)
 
 
 @given(VIEWS)
 def test_dense_like(axes):
     shape, strides = tuple(n for n, _ in axes), tuple(s for _, s in axes)
-    dense = layout.dense_like(shape, strides)
+    dense = dense_like(shape, strides)
     if 0 in shape:
         assert dense == strides
         return
@@ -77,17 +76,17 @@ def test_dense_like_keeps_what_is_dense():
         ((2, 1, 4), (4, 77, 1)),
         ((3, 1), (1, 1)),
     ):
-        assert layout.dense_like(shape, strides) == strides
-    assert layout.dense_like((2, 3, 4), (0, 4, 1)) == (12, 4, 1)
-    assert layout.dense_like((2, 3, 4), (24, 8, 2)) == (12, 4, 1)
-    assert layout.dense_like((2, 3, 4), (-12, 4, -1)) == (12, 4, 1)
-    assert layout.dense_like((2, 3, 4), (12, 4, 0)) == (12, 4, 1)
+        assert dense_like(shape, strides) == strides
+    assert dense_like((2, 3, 4), (0, 4, 1)) == (12, 4, 1)
+    assert dense_like((2, 3, 4), (24, 8, 2)) == (12, 4, 1)
+    assert dense_like((2, 3, 4), (-12, 4, -1)) == (12, 4, 1)
+    assert dense_like((2, 3, 4), (12, 4, 0)) == (12, 4, 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-7, 7), st.integers(-7, 7)), max_size=4))
 def test_merge_axes(axes):
     whole = [Axis(n, (a, b)) for n, a, b in axes]
-    merged = layout.merge_axes(whole)
+    merged = merge_axes(whole)
 
     def visited(axes):
         sizes = [axis.size for axis in axes]
@@ -106,4 +105,4 @@ def test_merge_axes(axes):
 def test_merge_axes_of_dense_tensors_is_one_axis():
     dense = [Axis(2, (60, 60)), Axis(4, (15, 15)), Axis(5, (3, 3)), Axis(3, (1, 1))]
     for order in itertools.permutations(dense):
-        assert layout.merge_axes(order) == [Axis(120, (1, 1))]
+        assert merge_axes(order) == [Axis(120, (1, 1))]

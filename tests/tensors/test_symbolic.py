@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from programs_of_sizes import evaluate
 
-from normgrad.tensors import dtypes
-from normgrad.tensors import strides as layout
-from normgrad.tensors.symbolic import Program, bits_of_real, gcd
+from normgrad.tensors.strides import ceil_div, channels_last_strides, contiguous_strides, round_up
+from normgrad.tensors.symbolic import Program, bits, gcd
 
 FUNCTIONS = {
     "sum": lambda a, b: a + b + 3 + (2 + a),
@@ -20,12 +20,12 @@ FUNCTIONS = {
     "negative quotient": lambda a, b: -a // 7 - (-b // 4),
     "remainder": lambda a, b: a % b + 1000 % a + b % 3,
     "divisor": lambda a, b: gcd(6 * a, 64) + gcd(b, 48),
-    "rounded up": lambda a, b: layout.round_up(a, 32) + layout.ceil_div(b, 5),
-    "real": lambda a, b: bits_of_real(a * b),
+    "rounded up": lambda a, b: round_up(a, 32) + ceil_div(b, 5),
+    "real": lambda a, b: bits(a * b),
     "least": lambda a, b: min(a, b, 50) + max(a, 60),
     "magnitude": lambda a, b: abs(a - b),
-    "strides": lambda a, b: layout.contiguous_strides((3, a, b, 5))[0],
-    "channels-last": lambda a, b: sum(layout.channels_last_strides((3, 5, a, b))),
+    "strides": lambda a, b: contiguous_strides((3, a, b, 5))[0],
+    "channels-last": lambda a, b: sum(channels_last_strides((3, 5, a, b))),
     "branch": lambda a, b: a if a > 40 or a * b == 1200 else b,
     "quarters": lambda a, b: [a, b][a >= b] if a % 4 == 0 else 7,
 }
@@ -95,5 +95,5 @@ def test_divisors_that_are_not_positive_are_other_sizes():
 
 def test_numbers_that_are_no_symbols():
     assert gcd(12, 18) == math.gcd(12, 18)
-    assert bits_of_real(3) == dtypes.bits(3.0)
+    assert bits(3) == np.float64(3).view(np.int64)
     assert f"{(Program().open(5), 3)}" == "(5, 3)"  # as in messages

@@ -73,7 +73,7 @@ def test_every_twist_and_mistake_is_tried():
     assert {case.change for case in cases if case.topic is Topic.SPECIAL} == set(changes.TWISTS)
     tried = {case.change for case in cases if case.topic is Topic.MISTAKES}
     for operator in PLANNED.values():
-        for parameter in operator.parameters:
+        for parameter in operator.inputs:
             assert any(change.startswith(f"{parameter.name}: ") for change in tried)
 
 

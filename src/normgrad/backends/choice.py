@@ -19,11 +19,11 @@ from ..support.forks import loading
 from ..support.machine import this_machine
 from ..support.settings import SettingError
 from ..tensors import devices
-from .cpu.schedule import schedules as cpu
 
 if TYPE_CHECKING:
-    from ..plans.problem import Problem
+    from ..declarations.problem import Problem
     from .cpu import runtime as cpu_runtime
+    from .cpu.schedule import schedules as cpu
     from .triton import runtime as triton_runtime
     from .triton import schedule as triton
 
@@ -53,10 +53,14 @@ def _runtime() -> ModuleType:
 
 
 class _Cpu:
-    alignment = cpu.ALIGNMENT
+    def __init__(self) -> None:
+        with loading():
+            from .cpu.schedule import schedules
+        self.alignment = schedules.ALIGNMENT
+        self._schedules = schedules
 
     def build(self, problem: Problem) -> cpu.Schedule:
-        return cpu.build(problem, this_machine())
+        return self._schedules.build(problem, this_machine())
 
     def computes(self, schedule: cpu.Schedule) -> bool:
         return bool(schedule.steps)
@@ -98,7 +102,7 @@ class _Triton:
 #: multiple of ``alignment`` bytes.
 Backend = _Cpu | _Triton
 
-_CPU = _Cpu()
+_cpu = cache(_Cpu)
 _triton = cache(_Triton)
 
 
@@ -114,7 +118,7 @@ def of(device: str) -> Backend:
     if device != devices.CPU:
         return _triton(devices.index_of(device))
     if setting == devices.CPU:
-        return _CPU
+        return _cpu()
     if os.environ.get(INTERPRET_VARIABLE) != "1":
         raise SettingError(
             f"{VARIABLE}: 'triton' for tensors on the CPU; allowed: with {INTERPRET_VARIABLE}=1, "
@@ -133,5 +137,5 @@ def check() -> None:
         KernelError: there are no kernels for this processor, and nothing can compile them; or the
             system forbids to load any.
     """
-    if of(devices.CPU) is _CPU:
+    if of(devices.CPU) is _cpu():
         _runtime().store.check()

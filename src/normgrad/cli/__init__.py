@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
-from ..tensors.unusable import shorten
+from ..support.values import shorten
 
 #: The packages of the extra ``cli`` that all commands need.
 _NEEDED = ("typer", "rich", "safetensors")

@@ -18,7 +18,7 @@ def _signatures() -> str:
     """The operators with their arguments, the optional ones in brackets."""
     lines = []
     for operator in OPERATORS.values():
-        tensors = [p.name if p.required else f"[{p.name}]" for p in operator.parameters]
+        tensors = [p.name if p.required else f"[{p.name}]" for p in operator.inputs]
         choices = [
             name if default is run.REQUIRED else f"[{name}]"
             for name, default in choices_of(operator.name).items()

@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from ..support import memory
 from ..support.files import replacing
+from ..support.values import represent, shorten
 from ..tensors import dtypes
 from ..tensors.dtypes import DType
-from ..tensors.unusable import represent, shorten
 
 Array = npt.NDArray[Any]
 

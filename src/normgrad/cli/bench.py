@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..support.machine import this_machine, version
-from ..tensors.unusable import describe
+from ..support.values import describe
 from . import info, lack, show
 from .archives import InputError, blaming, one_of, rewriting
 

@@ -16,14 +16,14 @@ from rich.text import Text
 import normgrad
 
 from ..bench import timing
+from ..declarations.contract import Operator
+from ..declarations.options import OPTIONS, addend, flag, mask, real, sizes
 from ..operators import precision
 from ..operators.by_name import OPERATORS, choices_of
-from ..operators.contract import Operator
-from ..operators.options import OPTIONS, addend, flag, integer, mask, real, sizes
 from ..plans.plan import Plan
 from ..support.settings import SettingError
+from ..support.values import integer, shorten
 from ..tensors import dtypes
-from ..tensors.unusable import shorten
 from . import archives, show
 from .archives import Array, Contents, Format, InputError
 
@@ -150,15 +150,15 @@ def _choices(
 
 
 def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
-    needed = [parameter.name for parameter in operator.parameters if parameter.required]
-    others = [parameter.name for parameter in operator.parameters if not parameter.required]
+    needed = [parameter.name for parameter in operator.inputs if parameter.required]
+    others = [parameter.name for parameter in operator.inputs if not parameter.required]
     if missing := [name for name in needed if name not in contents.names]:
         tensors = f"needs {', '.join(needed)}, and takes {', '.join(others)}"
         reason = f"no {', no '.join(missing)}; {operator.name} {tensors}"
         raise InputError(contents.path, reason)
     return {
         name: contents.tensor(name, kind.dtypes) if name in contents.names else None
-        for name, kind in ((each.name, each.kind) for each in operator.parameters)
+        for name, kind in ((each.name, each.kind) for each in operator.inputs)
     }
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from ..backends.cpu.schedule.schedules import Schedule, build
+from ..declarations import lowering
+from ..declarations.contract import Kind, Operator, check, shapes_of
 from ..operators.by_name import PLANNED, choices_of
-from ..operators.contract import Kind, Operator, check, shapes_of
-from ..plans import lowering as views
 from ..support import torch_build
 from ..support.compilers import BuildError
 from ..support.machine import NOT_INSTALLED, this_machine, version
@@ -176,9 +176,9 @@ def _schedule(
     shapes = shapes_of(operator, options, {"input": data, "counts": counts})
     of_kind = {kind: TensorSpec(sizes, "float32") for kind, sizes in shapes.items()}
     of_kind |= {Kind.DATA: data, Kind.COUNT: counts}
-    parameters = [each for each in operator.parameters if each.required or optional]
+    parameters = [each for each in operator.inputs if each.required or optional]
     specs = {each.name: of_kind[each.kind] for each in parameters}
     specs[parameters[0].name] = _data(shape, first)
     outputs = {each.name: data for each in operator.all_outputs if each.kind is Kind.DATA}
     checked = check(operator, options, specs, outputs)
-    return build(views.problem(operator, options, specs, checked), this_machine())
+    return build(lowering.problem(operator, options, specs, checked), this_machine())

@@ -6,8 +6,8 @@ import operator
 from enum import IntEnum
 from typing import Any, ClassVar
 
-from ..plans.workspaces import Memory, memory_of
-from ..tensors.unusable import represent
+from ..support.values import represent
+from ..tensors.blocks import Memory, memory_of
 
 
 class DialectError(ValueError):

@@ -4,8 +4,8 @@ A contract has a row for each argument of an operator: when it is needed, which 
 ranks and shapes it may have, and how products differ. The tables are data: calls are checked
 against them, and they can be printed for people to read. The dialect decides which status a broken
 rule returns. A dialect's contracts (:mod:`.aclnn.contracts`, and CONTRACT in :mod:`.infiniop`) are
-not normgrad's own operators' declarations (:mod:`normgrad.operators.contract`): they say what the
-vendor's documents allow, and allow nothing that a declaration does not.
+not the declarations of normgrad's own operators (:mod:`normgrad.declarations.contract`): they say
+what the vendor's documents allow, and allow nothing that a declaration does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any, Protocol
 
-from ..tensors import strides as layout
+from ..tensors.strides import contiguous_strides, used_strides
 
 #: How a value breaks a rule: what it was, and what is allowed.
 Breach = tuple[str, str]
@@ -256,10 +256,8 @@ def elements(*sizes: str) -> Rule:
 
 
 def _not_contiguous(tensor: Tensor, call: BoundArguments) -> Breach | None:
-    dims, expected = tensor.dims, layout.contiguous_strides(tensor.dims)
-    if 0 in dims or layout.used_strides(dims, tensor.strides) == layout.used_strides(
-        dims, expected
-    ):
+    dims, expected = tensor.dims, contiguous_strides(tensor.dims)
+    if 0 in dims or used_strides(dims, tensor.strides) == used_strides(dims, expected):
         return None
     return f"strides {tensor.strides}", f"{expected}"
 

@@ -1,1 +1,1 @@
-"""The public operators and their declarations, a norm to a file."""
+"""The public operators, a norm to a file, with their oracle and their error bounds."""

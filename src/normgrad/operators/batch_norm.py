@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..plans.plan import call
-from ..plans.problem import Role
-from .contract import (
+from ..declarations.contract import (
     GRAD_INPUT,
     GRAD_OUT,
     INPUT,
     NEW_RUNNING,
     OUTPUT,
+    Input,
     Kind,
     Operator,
     Output,
-    Parameter,
 )
+from ..declarations.problem import Role
+from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 
 class BatchNormOutput(NamedTuple):
@@ -31,13 +33,13 @@ class BatchNormOutput(NamedTuple):
 
 BATCH_NORM = Operator(
     "batch_norm",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("bias", Kind.CHANNEL, Role.BIAS),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("bias", Kind.CHANNEL, Role.BIAS),
         # Training updates the running statistics; evaluation normalises x with them.
-        Parameter("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
-        Parameter("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
+        Input("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
+        Input("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
     ),
     options=("training", "momentum", "eps", "channel_axis"),
     all_outputs=(
@@ -51,17 +53,18 @@ BATCH_NORM = Operator(
 
 
 def batch_norm(
-    input: Any,
-    weight: Any = None,
-    bias: Any = None,
-    running_mean: Any = None,
-    running_var: Any = None,
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
     *,
     training: bool,
     momentum: float = 0.1,
     eps: float = 1e-5,
     channel_axis: int = 1,
-    out: tuple[Any, Any, Any, Any, Any] | None = None,
+    out: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+    | None = None,
 ) -> BatchNormOutput:
     """Batch norm's forward pass.
 
@@ -91,7 +94,8 @@ def batch_norm(
             in place, pass them as outputs too: ``out=(None, None, None, running_mean,
             running_var)``. In evaluation None stands for zeros and for ones.
         training: whether the batch's own statistics are used.
-        momentum: the weight of the new statistics in the running statistics.
+        momentum: the weight of the new statistics in the running statistics: any number, of which 0
+            to 1 gives a mean of old and new.
         eps: added to the variance: 0 or more.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
@@ -127,14 +131,14 @@ _PARAMETERS = ("weight", "save_mean", "running_mean", "input")
 
 BATCH_NORM_BACKWARD = Operator(
     "batch_norm_backward",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("running_mean", Kind.CHANNEL, (None, Role.MEAN)),
-        Parameter("running_var", Kind.CHANNEL, (None, Role.INVSTD), is_variance=True),
-        Parameter("save_mean", Kind.CHANNEL, (Role.MEAN, None), may_be_empty=True),
-        Parameter("save_invstd", Kind.CHANNEL, (Role.INVSTD, None), may_be_empty=True),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("running_mean", Kind.CHANNEL, (None, Role.MEAN)),
+        Input("running_var", Kind.CHANNEL, (None, Role.INVSTD), is_variance=True),
+        Input("save_mean", Kind.CHANNEL, (Role.MEAN, None), may_be_empty=True),
+        Input("save_invstd", Kind.CHANNEL, (Role.INVSTD, None), may_be_empty=True),
     ),
     options=("training", "eps", "output_mask", "channel_axis"),
     all_outputs=(
@@ -147,19 +151,19 @@ BATCH_NORM_BACKWARD = Operator(
 
 
 def batch_norm_backward(
-    grad_out: Any,
-    input: Any,
-    weight: Any = None,
-    running_mean: Any = None,
-    running_var: Any = None,
-    save_mean: Any = None,
-    save_invstd: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    save_mean: Tensor | None = None,
+    save_invstd: Tensor | None = None,
     *,
     training: bool,
     eps: float = 1e-5,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     channel_axis: int = 1,
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> BatchNormGradients:
     """The gradients of batch norm.
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from ..declarations import contract
+from ..declarations.contract import Kind, Operator
 from ..plans.arguments import out_entries, out_tuple
 from ..plans.plan import Plan
+from ..support.values import represent
 from ..tensors import devices, frameworks
 from ..tensors.specs import TensorSpec, naming
-from ..tensors.unusable import represent
-from . import batch_norm, contract, group_norm, layer_norm, rms_norm, sync_batch_norm
-from .contract import Kind, Operator
+from . import batch_norm, group_norm, layer_norm, rms_norm, sync_batch_norm
 
 #: Every operator with the public function of its name, whose signature has the defaults; the
 #: gradients first.
@@ -68,7 +69,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
         raise ValueError(f"name: {represent(name)}; allowed: {', '.join(PLANNED)}")
-    kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
+    kinds = {parameter.name: parameter.kind for parameter in operator.inputs}
     specs: dict[str, TensorSpec | None] = dict.fromkeys(kinds)
     choices = choices_of(name)
     for argument, value in arguments.items():

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..plans.plan import call
-from ..plans.problem import Role
-from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
+from ..declarations.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Input,
+    Kind,
+    Operator,
+    Output,
+)
+from ..declarations.problem import Role
+from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 
 class GroupNormOutput(NamedTuple):
@@ -19,10 +30,10 @@ class GroupNormOutput(NamedTuple):
 
 GROUP_NORM = Operator(
     "group_norm",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("beta", Kind.CHANNEL, Role.BIAS),
+        Input("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Input("beta", Kind.CHANNEL, Role.BIAS),
     ),
     options=("num_groups", "eps", "channel_axis"),
     all_outputs=(
@@ -36,14 +47,14 @@ GROUP_NORM = Operator(
 
 
 def group_norm(
-    input: Any,
-    gamma: Any = None,
-    beta: Any = None,
+    input: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
     *,
     num_groups: int,
     eps: float = 1e-5,
     channel_axis: int = 1,
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> GroupNormOutput:
     """Group norm's forward pass.
 
@@ -61,7 +72,7 @@ def group_norm(
     Args:
         input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,
             bfloat16 or float64.
-        gamma, beta: shape (C,); None for ones and for zeros.
+        gamma, beta: the weight and the bias, of shape (C,); None for ones and for zeros.
         num_groups: a divisor of C.
         eps: added to the variance: 0 or more.
         channel_axis: 1, or -1 for channels-last shapes.
@@ -95,12 +106,12 @@ _PARAMETERS = ("gamma", "mean", "input")
 
 GROUP_NORM_BACKWARD = Operator(
     "group_norm_backward",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.GROUP, Role.MEAN, required=True),
-        Parameter("rstd", Kind.GROUP, Role.INVSTD, required=True),
-        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Input("mean", Kind.GROUP, Role.MEAN, required=True),
+        Input("rstd", Kind.GROUP, Role.INVSTD, required=True),
+        Input("gamma", Kind.CHANNEL, Role.WEIGHT),
     ),
     options=("num_groups", "output_mask", "channel_axis"),
     all_outputs=(
@@ -114,16 +125,16 @@ GROUP_NORM_BACKWARD = Operator(
 
 
 def group_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    gamma: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    gamma: Tensor | None = None,
     *,
     num_groups: int,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     channel_axis: int = 1,
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> GroupNormGradients:
     """The gradients of group norm.
 
@@ -141,7 +152,7 @@ def group_norm_backward(
             elements; float32, float16, bfloat16 or float64, which may differ from ``grad_out``'s.
         mean, rstd: shape (N, num_groups), each group's mean and 1/sqrt(var + eps). Any of the four
             dtypes, like ``gamma``.
-        gamma: shape (C,); None for ones.
+        gamma: the weight, of shape (C,); None for ones.
         num_groups: a divisor of C.
         output_mask: which of the three gradients to compute; the others are None, and their work is
             not done.

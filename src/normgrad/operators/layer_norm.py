@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..plans.plan import call
-from ..plans.problem import Role
-from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
+from ..declarations.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Input,
+    Kind,
+    Operator,
+    Output,
+)
+from ..declarations.problem import Role
+from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 
 class LayerNormOutput(NamedTuple):
@@ -19,10 +30,10 @@ class LayerNormOutput(NamedTuple):
 
 LAYER_NORM = Operator(
     "layer_norm",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("weight", Kind.POSITION, Role.WEIGHT),
-        Parameter("bias", Kind.POSITION, Role.BIAS),
+        Input("weight", Kind.POSITION, Role.WEIGHT),
+        Input("bias", Kind.POSITION, Role.BIAS),
     ),
     options=("normalized_shape", "eps"),
     all_outputs=(
@@ -36,13 +47,13 @@ LAYER_NORM = Operator(
 
 
 def layer_norm(
-    input: Any,
+    input: Tensor,
     normalized_shape: int | tuple[int, ...],
-    weight: Any = None,
-    bias: Any = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> LayerNormOutput:
     """Layer norm's forward pass.
 
@@ -91,12 +102,12 @@ _PARAMETERS = ("weight", "mean")
 
 LAYER_NORM_BACKWARD = Operator(
     "layer_norm_backward",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.ROW, Role.MEAN, required=True),
-        Parameter("rstd", Kind.ROW, Role.INVSTD, required=True),
-        Parameter("weight", Kind.POSITION, Role.WEIGHT),
+        Input("mean", Kind.ROW, Role.MEAN, required=True),
+        Input("rstd", Kind.ROW, Role.INVSTD, required=True),
+        Input("weight", Kind.POSITION, Role.WEIGHT),
     ),
     options=("normalized_shape", "output_mask"),
     all_outputs=(
@@ -110,15 +121,15 @@ LAYER_NORM_BACKWARD = Operator(
 
 
 def layer_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
     output_mask: tuple[bool, bool, bool] = (True, True, True),
-    out: tuple[Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> LayerNormGradients:
     """The gradients of layer norm.
 

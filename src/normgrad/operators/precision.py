@@ -13,7 +13,8 @@ from ..tensors.dtypes import DType
 from .reference import Exact
 
 #: The bounds on the error of the number that is rounded to an output, by the arithmetic's type, in
-#: its unit roundoffs. CHAIN in backends/cpu/reduce.py counts the roundings of a term in float32.
+#: its unit roundoffs. CHAIN in backends/cpu/kernels/reductions.py counts the roundings of a term in
+#: float32.
 ARITHMETIC = {dtypes.float32: 16.0, dtypes.float64: 64.0}
 #: The bounds in unit roundoffs of the output's scale, for any finite data whose intermediate values
 #: stay in float32's normal range, and for normally distributed data. For the half types the last

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..plans.plan import call
-from ..plans.problem import Role
-from .contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
+from ..declarations.contract import (
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Input,
+    Kind,
+    Operator,
+    Output,
+)
+from ..declarations.problem import Role
+from ..plans.calls import call
+from ..tensors.specs import Tensor
 
-_WEIGHT = Parameter("weight", Kind.POSITION, Role.WEIGHT)
+_WEIGHT = Input("weight", Kind.POSITION, Role.WEIGHT)
 
 
 class RmsNormOutput(NamedTuple):
@@ -20,7 +31,7 @@ class RmsNormOutput(NamedTuple):
 
 RMS_NORM = Operator(
     "rms_norm",
-    parameters=(INPUT, _WEIGHT),
+    inputs=(INPUT, _WEIGHT),
     options=("normalized_shape", "eps"),
     all_outputs=(OUTPUT, Output("rstd", Kind.ROW, Role.OUT_INVSTD, is_wide=True)),
     result=RmsNormOutput._make,
@@ -31,12 +42,12 @@ RMS_NORM = Operator(
 
 
 def rms_norm(
-    input: Any,
+    input: Tensor,
     normalized_shape: int | tuple[int, ...],
-    weight: Any = None,
+    weight: Tensor | None = None,
     *,
     eps: float | None = None,
-    out: tuple[Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> RmsNormOutput:
     """RMS norm's forward pass.
 
@@ -80,7 +91,7 @@ class RmsNormGradients(NamedTuple):
 
 RMS_NORM_BACKWARD = Operator(
     "rms_norm_backward",
-    parameters=(GRAD_OUT, INPUT, Parameter("rstd", Kind.ROW, Role.INVSTD, required=True), _WEIGHT),
+    inputs=(GRAD_OUT, INPUT, Input("rstd", Kind.ROW, Role.INVSTD, required=True), _WEIGHT),
     options=("normalized_shape", "output_mask"),
     all_outputs=(
         GRAD_INPUT,
@@ -93,14 +104,14 @@ RMS_NORM_BACKWARD = Operator(
 
 
 def rms_norm_backward(
-    grad_out: Any,
-    input: Any,
-    rstd: Any,
-    weight: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
     output_mask: tuple[bool, bool] = (True, True),
-    out: tuple[Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> RmsNormGradients:
     """The gradients of RMS norm.
 

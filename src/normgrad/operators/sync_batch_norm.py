@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..plans.plan import call
-from ..plans.problem import Role
-from .contract import (
+from ..declarations.contract import (
     GRAD_INPUT,
     GRAD_OUT,
     INPUT,
     NEW_RUNNING,
     OUTPUT,
+    Input,
     Kind,
     Operator,
     Output,
-    Parameter,
 )
+from ..declarations.problem import Role
+from ..plans.calls import call
+from ..tensors.specs import Tensor
 
 
 class BatchNormStatistics(NamedTuple):
@@ -28,7 +30,7 @@ class BatchNormStatistics(NamedTuple):
 
 BATCH_NORM_STATS = Operator(
     "batch_norm_stats",
-    parameters=(INPUT,),
+    inputs=(INPUT,),
     options=("eps", "channel_axis"),
     all_outputs=(
         Output("mean", Kind.CHANNEL, Role.OUT_MEAN, is_wide=True),
@@ -39,11 +41,11 @@ BATCH_NORM_STATS = Operator(
 
 
 def batch_norm_stats(
-    input: Any,
+    input: Tensor,
     *,
     eps: float = 1e-5,
     channel_axis: int = 1,
-    out: tuple[Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> BatchNormStatistics:
     """The mean and 1/sqrt(var + eps) of every channel of a batch.
 
@@ -85,13 +87,13 @@ class GatheredStatistics(NamedTuple):
 
 BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
     "batch_norm_gather_stats_with_counts",
-    parameters=(
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("mean", Kind.RANKS, Role.MEAN, required=True),
-        Parameter("invstd", Kind.RANKS, Role.INVSTD, required=True),
-        Parameter("running_mean", Kind.CHANNEL, Role.RUNNING_MEAN),
-        Parameter("running_var", Kind.CHANNEL, Role.RUNNING_VAR),
-        Parameter("counts", Kind.COUNT, Role.COUNT, required=True),
+    inputs=(
+        Input("input", Kind.DATA, required=True),
+        Input("mean", Kind.RANKS, Role.MEAN, required=True),
+        Input("invstd", Kind.RANKS, Role.INVSTD, required=True),
+        Input("running_mean", Kind.CHANNEL, Role.RUNNING_MEAN),
+        Input("running_var", Kind.CHANNEL, Role.RUNNING_VAR),
+        Input("counts", Kind.COUNT, Role.COUNT, required=True),
     ),
     options=("momentum", "eps"),
     all_outputs=(
@@ -104,16 +106,16 @@ BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
 
 
 def batch_norm_gather_stats_with_counts(
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    running_mean: Any,
-    running_var: Any,
-    counts: Any,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    counts: Tensor,
     *,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    out: tuple[Any, Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> GatheredStatistics:
     """The mean and 1/sqrt(var + eps) of a batch that is spread over ranks, from those of each rank.
 
@@ -140,7 +142,8 @@ def batch_norm_gather_stats_with_counts(
         counts: the number of elements per channel of each rank, in any shape with one element for
             each rank; int32, int64, float16 or float32. A rank with 0 elements does not affect the
             result, whatever its statistics.
-        momentum: the weight of the new statistics in the running statistics.
+        momentum: the weight of the new statistics in the running statistics, as in
+            :func:`batch_norm`.
         eps: the number that was added to the ranks' variances: 0 or more.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
 
@@ -161,12 +164,12 @@ def batch_norm_gather_stats_with_counts(
 
 BATCH_NORM_ELEMT = Operator(
     "batch_norm_elemt",
-    parameters=(
+    inputs=(
         INPUT,
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("bias", Kind.CHANNEL, Role.BIAS),
-        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
-        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("bias", Kind.CHANNEL, Role.BIAS),
+        Input("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
     ),
     options=("channel_axis",),
     all_outputs=(OUTPUT,),
@@ -174,14 +177,14 @@ BATCH_NORM_ELEMT = Operator(
 
 
 def batch_norm_elemt(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    invstd: Any,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
     *,
     channel_axis: int = 1,
-    out: Any = None,
+    out: Tensor | None = None,
 ) -> Any:
     """The element-wise part of batch norm's forward pass::
 
@@ -220,12 +223,12 @@ _PARAMETERS = ("weight", "mean")
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(
     "batch_norm_backward_reduce",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
-        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
-        Parameter("weight", Kind.CHANNEL),
+        Input("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Input("weight", Kind.CHANNEL),
     ),
     options=("input_g", "weight_g", "bias_g", "channel_axis"),
     all_outputs=(
@@ -239,17 +242,17 @@ BATCH_NORM_BACKWARD_REDUCE = Operator(
 
 
 def batch_norm_backward_reduce(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any = None,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None = None,
     *,
     input_g: bool = True,
     weight_g: bool = True,
     bias_g: bool = True,
     channel_axis: int = 1,
-    out: tuple[Any, Any, Any, Any] | None = None,
+    out: Sequence[Tensor | None] | None = None,
 ) -> BatchNormReductions:
     """The local part of synchronised batch norm's gradients: sums over this rank's batch.
 
@@ -288,15 +291,15 @@ def batch_norm_backward_reduce(
 
 BATCH_NORM_BACKWARD_ELEMT = Operator(
     "batch_norm_backward_elemt",
-    parameters=(
+    inputs=(
         GRAD_OUT,
         INPUT,
-        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
-        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
-        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
-        Parameter("sum_dy", Kind.CHANNEL, Role.SUM_DY, required=True),
-        Parameter("sum_dy_xmu", Kind.CHANNEL, Role.SUM_DY_XMU, required=True),
-        Parameter("count", Kind.COUNT, Role.COUNT, required=True),
+        Input("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Input("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("sum_dy", Kind.CHANNEL, Role.SUM_DY, required=True),
+        Input("sum_dy_xmu", Kind.CHANNEL, Role.SUM_DY_XMU, required=True),
+        Input("count", Kind.COUNT, Role.COUNT, required=True),
     ),
     options=("channel_axis",),
     all_outputs=(GRAD_INPUT._replace(mask=None),),
@@ -304,17 +307,17 @@ BATCH_NORM_BACKWARD_ELEMT = Operator(
 
 
 def batch_norm_backward_elemt(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    count: Any,
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
     *,
     channel_axis: int = 1,
-    out: Any = None,
+    out: Tensor | None = None,
 ) -> Any:
     """The element-wise part of synchronised batch norm's gradients.
 

@@ -1,1 +1,1 @@
-"""Plans: operators prepared for everything but the data, and the arithmetic they compute."""
+"""Plans: operators prepared for everything but the data, and the calls that find and run them."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator as operators
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..operators.contract import Operator, Output, Parameter
+from ..declarations.contract import Input, Operator, Output
+from ..support.values import describe
 from ..tensors import devices, frameworks
 from ..tensors.frameworks import Framework
 from ..tensors.specs import OpenTensor, TensorSpec, naming
-from ..tensors.unusable import describe
 
 
 def out_tuple(operator: Operator, out: Any) -> Any:
@@ -45,8 +45,9 @@ class Arguments:
     be checked. Otherwise :meth:`open` checks everything.
 
     Attributes:
-        signature: what can be seen of plain tensors at a glance, on which a plan depends; None if
-            there is another among them.
+        signature: all of the tensors on which a plan depends. Of plain tensors it is what can be
+            seen at a glance; if there is another among them, it is None until all are opened, and
+            then their framework, device and specs.
         values: the tensors as the caller passed them.
         framework: the framework of all tensors.
         like: one of the caller's tensors; new results are of its type and on its device.
@@ -55,7 +56,6 @@ class Arguments:
         tensors: the same tensors as the framework's plain ones.
         is_direct: whether these are the caller's own, and plain.
         specs: the specs of the opened tensors, by the names of the operator's inputs and outputs.
-        key: these and the device, on which a plan depends.
         addresses: the address of each tensor; 0 where absent.
         rooms: see :class:`.frameworks.Seen`.
     """
@@ -114,13 +114,14 @@ class Arguments:
             for name, each in zip(names, self.open_tensors, strict=True)
         ]
         self.specs: dict[str, TensorSpec | None] = {}
-        declared: tuple[Parameter | Output, ...] = (*operator.parameters, *outputs)
+        declared: tuple[Input | Output, ...] = (*operator.inputs, *outputs)
         for name, tensor, each in zip(names, self.open_tensors, declared, strict=True):
             self.specs[each.name] = None
             if tensor is not None:
                 with naming(name):
                     self.specs[each.name] = tensor.spec(name, each.kind.dtypes)
-        self.key: Hashable = (self.framework, self.device, *self.specs.values())
+        if not self.is_direct:
+            self.signature = (self.framework, self.device, *self.specs.values())
 
     def _open(self, name: str, value: Any, writing: bool) -> OpenTensor:
         framework = frameworks.of(name, value)

@@ -1,52 +1,38 @@
-"""Plans and the cache of plans: a plan is an operator that is prepared for everything but the data.
+"""Plans: a plan is an operator that is prepared for everything but the data.
 
 A plan is made from shapes, strides, dtypes and a device. It determines its workspace and its steps,
-and can run any number of times, from any number of threads. A public function finds its plan in the
-cache, allocates the outputs that the caller did not provide, and runs the plan.
+and can run any number of times, from any number of threads. A run checks the tensors' memory and
+allocates the outputs that the caller did not provide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from itertools import compress
 from operator import gt, itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from ..backends import NativeSchedule, choice
-from ..operators import contract
-from ..operators.contract import Operator, Specs
-from ..operators.options import Options
+from ..declarations import contract, lowering
+from ..declarations.contract import Operator, Specs
+from ..declarations.options import Options
+from ..declarations.problem import DATA, OTHERS, PLACES, WORKSPACE, Role
 from ..support import memory
 from ..tensors import devices, frameworks
-from ..tensors import strides as layout
 from ..tensors.frameworks import COUNTED, Framework
-from ..tensors.overlap import Place, check, usable_size
 from ..tensors.specs import TensorSpec
-from . import lowering as views
+from . import workspaces
 from .arguments import Arguments, out_tuple
-from .problem import DATA, OTHERS, PLACES, WORKSPACE, Role
-from .workspaces import scratch
+from .overlap import Place, check
+from .workspaces import Scratch
 
 #: What makes a new result: its index, its place, a function, and the index of the input that the
 #: function takes, or None for any.
 _Maker = tuple[int, Place, Callable[[Any], Any], int | None]
-#: A workspace's address and owner; and its used part, if it is given.
-_Scratch = tuple[int, Any, layout.Region | None]
-_K = TypeVar("_K", bound=Hashable)
-_T = TypeVar("_T")
-
-#: The bytes of workspaces that runs on the CPU leave to the next, of this plan or of another. Pages
-#: that are never written take no memory.
-SPARE_BYTES = 2 << 20
-#: The largest alignment of a backend.
-_ALIGNMENT = 256
 #: The module of functions that autograd records, and those that have an operator's name.
 _RECORDING = "normgrad.torch.functional"
 _RECORDED = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
-#: The number of plans in the cache; a training loop needs one for each layer's shape.
-CACHE_SIZE = 4096
 
 
 def _describe(spec: TensorSpec | None) -> str:
@@ -101,16 +87,17 @@ class Plan:
         self.output_names = tuple([output.name for output in self._results])
         self.output_specs = tuple([outputs.get(output.name) for output in self._results])
         self._backend = backend = choice.of(device)
-        problem = views.problem(operator, options, present, outputs, read_next)
+        problem = lowering.problem(operator, options, present, outputs, read_next)
         schedule: Any = backend.build(problem)
         self._schedule = schedule
         self._computes = backend.computes(schedule)
-        self.workspace_size = schedule.workspace_size
+        self.workspace_size = size = schedule.workspace_size
+        self._borrows = not self._on_gpu and 0 < size <= workspaces.SPARE_BYTES
         self.runner: Any = None
         #: What runs the plan in C++ on tensors like those of an earlier run; None if nothing does.
         self._in_cpp: Callable[[tuple[Any, ...]], Any] | None = None
-        #: The signatures of earlier runs, whose tensors fitted the plan.
-        self._signatures: dict[Hashable, None] = {}
+        #: The signature of the last run that was checked, if its tensors were plain.
+        self._fitting: Hashable = None
         self._makers: dict[Framework, list[_Maker]] = {}
         self._roles = operator.roles(options)
         self._present = present
@@ -149,6 +136,11 @@ class Plan:
                 zip(self._results, self.output_specs, strict=True)
             )
         )
+
+    def __repr__(self) -> str:
+        given = zip(self.input_names, self._expected, strict=True)
+        inputs = [f"{name} {spec.dtype} {spec.shape}" for name, spec in given if spec]
+        return f"<Plan of {self.name} on {self.device}: {', '.join(inputs)}>"
 
     @property
     def alignment(self) -> int:
@@ -197,15 +189,14 @@ class Plan:
             if results is not NotImplemented:
                 return self._operator.result(results)
         arguments = Arguments(tensors, out_tuple(self._operator, out))
-        if arguments.signature in self._signatures and self._holds(arguments):
-            return self.run_checked(arguments, workspace)
-        self._open(arguments)
-        result = self.run_checked(arguments, workspace)
-        if arguments.is_direct:
-            keep(self._signatures, arguments.signature, None)
-            if frameworks.prepare_in_cpp is not None and type(tensors[0]) in COUNTED:
-                self._in_cpp = frameworks.prepare_in_cpp(self, tensors)
-        return result
+        seen = arguments.signature
+        if seen is None or seen != self._fitting or not self.holds(arguments):
+            self._open(arguments)
+            if arguments.is_direct:
+                self._fitting = seen
+                if frameworks.prepare_in_cpp is not None and type(tensors[0]) in COUNTED:
+                    self._in_cpp = frameworks.prepare_in_cpp(self, tensors)
+        return self.run_checked(arguments, workspace)
 
     def bind(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Bound:
         """Check tensors once, to compute on their memory many times.
@@ -291,24 +282,24 @@ class Plan:
             order[Role.GRAD_OUT] = order[Role.INPUT]
         return itemgetter(*order)
 
-    def _holds(self, call: Arguments) -> bool:
+    def holds(self, call: Arguments) -> bool:
         """Whether no storage is too small for its tensor, of the plan's specs."""
         return not any(map(gt, self._ends, call.rooms))
 
     def run_checked(self, call: Arguments, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
-        takes_spare = workspace is None and self._takes_spare
-        scratch_memory = self._spare_memory() if takes_spare else self._scratch(workspace)
-        results, addresses, is_callers = self.memory_of(call, scratch_memory)
+        borrows = workspace is None and self._borrows
+        scratch = workspaces.borrow() if borrows else self._scratch(workspace)
+        results, addresses, is_callers = self.memory_of(call, scratch)
         self._compute(addresses)
-        if takes_spare:
-            _spare.append(scratch_memory)
+        if borrows:
+            workspaces.give_back(scratch)
         if True in is_callers:
             frameworks.count_writes(compress(call.tensors[len(self.input_names) :], is_callers))
         return self.result_of(call, results, is_callers)
 
     def memory_of(
-        self, call: Arguments, scratch_memory: _Scratch
+        self, call: Arguments, scratch: Scratch
     ) -> tuple[list[Any], list[int], list[bool]]:
         """The results of a call, all addresses, and which results are the caller's.
 
@@ -316,15 +307,15 @@ class Plan:
         """
         if call.open_tensors and call.framework.lost(call.tensors):
             self._refuse_lost(call)
-        first, (start, _, region) = len(self.input_names), scratch_memory
+        first, used = len(self.input_names), scratch.used
         results = list(call.values[first:])
         makers = self._makers.get(call.framework) or self._makers_of(call.framework)
         for index in self._absent:
             results[index] = None
         is_callers = [value is not None for value in results]
-        if True in is_callers or region or call.open_tensors or self._on_gpu:
-            check(call, self.inputs, self.outputs, region, self._on_gpu)
-        addresses = [*call.addresses, start, 0]
+        if True in is_callers or used or call.open_tensors or self._on_gpu:
+            check(call, self.inputs, self.outputs, used, self._on_gpu)
+        addresses = [*call.addresses, scratch.start, 0]
         for index, place, make, like in makers:
             if not is_callers[index]:
                 try:
@@ -364,9 +355,9 @@ class Plan:
             owners: what keeps the memory alive, in the same order; None where absent.
             workspace: as in :meth:`run`; not None if a workspace is needed.
         """
-        start, _, region = self._scratch(workspace)
-        check(Arguments.at(addresses, owners), self.inputs, self.outputs, region, False)
-        self._compute((*addresses, start, 0))
+        scratch = self._scratch(workspace)
+        check(Arguments.at(addresses, owners), self.inputs, self.outputs, scratch.used, False)
+        self._compute((*addresses, scratch.start, 0))
 
     def _compute(self, addresses: Sequence[int]) -> None:
         """Run the kernels on the addresses of inputs, outputs and workspace, and then a 0."""
@@ -416,28 +407,14 @@ class Plan:
         self._makers[framework] = makers
         return makers
 
-    @cached_property
-    def _takes_spare(self) -> bool:
-        """Whether a run without a workspace takes a spare one."""
-        return not self._on_gpu and 0 < self.workspace_size <= SPARE_BYTES
-
-    @staticmethod
-    def _spare_memory() -> _Scratch:
-        """A workspace that no run has at the moment."""
-        try:
-            return _spare.pop()
-        except IndexError:
-            return *scratch(SPARE_BYTES + _ALIGNMENT, _ALIGNMENT, None, devices.CPU), None
-
-    def _scratch(self, workspace: Any) -> _Scratch:
+    def _scratch(self, workspace: Any) -> Scratch:
         """The caller's workspace, or a new one."""
         size, alignment = self.workspace_size, self._backend.alignment
         if not size:
-            return 0, None, None
-        start, owner = scratch(size, alignment, workspace, self.device)
+            return Scratch()
         if workspace is None:
-            return start, owner, None
-        return start, owner, layout.Region(start, (usable_size(size, alignment),), (1,), 1)
+            return workspaces.new(size, alignment, self.device)
+        return workspaces.given(size, alignment, workspace, self.device)
 
 
 class Bound:
@@ -450,15 +427,15 @@ class Bound:
     def __init__(self, plan: Plan, call: Arguments, workspace: Any) -> None:
         """Check a call's memory, and make the results that it lacks."""
         self.plan = plan
-        count, scratch_memory = len(plan.input_names), plan._scratch(workspace)
-        results, addresses, is_callers = plan.memory_of(call, scratch_memory)
+        count, scratch = len(plan.input_names), plan._scratch(workspace)
+        results, addresses, is_callers = plan.memory_of(call, scratch)
         outputs = [
             theirs if is_theirs else new
             for theirs, new, is_theirs in zip(
                 call.tensors[count:], results, is_callers, strict=True
             )
         ]
-        tensors = (*call.tensors[:count], *outputs, scratch_memory[1])
+        tensors = (*call.tensors[:count], *outputs, scratch.owner)
         names = [place and place.name for place in (*plan.inputs, *plan.outputs)]
         #: PyTorch's tensors, each with its name and address, since a storage can be resized.
         self._movable = [
@@ -484,59 +461,3 @@ class Bound:
         self._compute()
         frameworks.count_writes(self._outputs)
         return self._result
-
-
-#: Spare workspaces: to make one takes a tenth of a small call.
-_spare: list[_Scratch] = []
-_plans: dict[Hashable, Plan] = {}
-#: The plans of calls that need no more checks than those of their memory, by (operator, the options
-#: and their types, the tensors' signature).
-_ready: dict[Hashable, Plan] = {}
-#: The types of options that are distinguished by their values and types.
-_OPTION_TYPES = frozenset((bool, int, float, tuple, type(None)))
-
-
-def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
-    """Add a value to a cache, and remove the oldest values if the cache is full."""
-    while len(cache) >= CACHE_SIZE:
-        with suppress(StopIteration, RuntimeError):  # another thread changed the cache
-            cache.pop(next(iter(cache)), None)
-    cache[key] = value
-
-
-def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]) -> Any:
-    """Compute an operator on behalf of its public function.
-
-    ``choices`` are the arguments that are not tensors.
-    """
-    if out is None and frameworks.compute_in_cpp is not None and type(tensors[0]) in COUNTED:
-        results = frameworks.compute_in_cpp(operator.name, tensors, choices)
-        if results is not NotImplemented:
-            return operator.result(results)
-    arguments, kinds, key = Arguments(tensors, out_tuple(operator, out)), _kinds(choices), None
-    if arguments.signature is not None and kinds is not None:
-        key = operator, choices, kinds, arguments.signature
-        plan = _ready.get(key)
-        if plan is not None and plan._holds(arguments):
-            return plan.run_checked(arguments, None)
-    options = operator.read_options(*choices)
-    arguments.open(operator, operator.outputs(options))
-    checked = (operator.name, options, arguments.key)
-    plan = _plans.get(checked)
-    if plan is None:
-        specs = arguments.specs
-        out_specs = contract.check(operator, options, specs, specs)
-        plan = Plan(operator, options, specs, out_specs, device=arguments.device)
-        keep(_plans, checked, plan)
-    result = plan.run_checked(arguments, None)
-    if key is not None and arguments.is_direct:
-        keep(_ready, key, plan)
-    return result
-
-
-def _kinds(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The types of options, by which 1, 1.0 and True differ; None if one is of another type."""
-    kinds = tuple(map(type, values))
-    if tuple in kinds:
-        kinds += tuple([type(each) for value in values if type(value) is tuple for each in value])
-    return kinds if _OPTION_TYPES.issuperset(kinds) else None

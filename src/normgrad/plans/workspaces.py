@@ -1,156 +1,83 @@
-"""Workspaces: scratch memory that the caller provides or that is allocated."""
+"""Workspaces: the scratch memory of runs, which callers provide or which is allocated."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..support import memory
-from ..tensors import devices, frameworks
-from ..tensors.unusable import describe
+from ..tensors import blocks, devices, frameworks
+from ..tensors.strides import Region, round_up
+
+#: The bytes of workspaces that runs on the CPU leave to the next, of this plan or of another. Pages
+#: that are never written take no memory.
+SPARE_BYTES = 2 << 20
+#: The largest alignment of a backend.
+_ALIGNMENT = 256
 
 
-def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int, Any]:
-    """The first aligned address of a workspace, and the object that keeps it alive.
+class Scratch(NamedTuple):
+    """The scratch memory of a run.
+
+    Attributes:
+        start: the address of the first byte that is used, a multiple of the backend's alignment.
+        owner: what keeps the memory alive.
+        used: the bytes that are used, if the memory is the caller's.
+    """
+
+    start: int = 0
+    owner: Any = None
+    used: Region | None = None
+
+
+def given(size: int, alignment: int, workspace: Any, device: str) -> Scratch:
+    """The part of a caller's workspace that is used.
 
     Raises:
-        MemoryError: there is no memory for a new one.
-        TypeError, ValueError: the caller's ``workspace`` is too small, or cannot be used.
+        TypeError, ValueError: it is too small, or cannot be used.
     """
-    owner: Any
-    if workspace is not None:
-        source = (
-            memory_of("workspace", workspace, writing=True)
-            if device == devices.CPU
-            else _memory_on(device, "workspace", workspace)
-        )
-        start, available, owner, *_ = source
-        if available < size:
-            raise ValueError(f"workspace: {available} bytes; allowed: at least {size}")
-    elif device == devices.CPU:
-        try:
+    if device == devices.CPU:
+        block = blocks.memory_of("workspace", workspace, writing=True)
+    else:
+        block = blocks.memory_on(device, "workspace", workspace)
+    if block.nbytes < size:
+        raise ValueError(f"workspace: {block.nbytes} bytes; allowed: at least {size}")
+    start = round_up(block.address, alignment)
+    return Scratch(start, block.owner, Region(start, (usable_size(size, alignment),), (1,), 1))
+
+
+def new(size: int, alignment: int, device: str) -> Scratch:
+    """New memory on a device.
+
+    Raises:
+        MemoryError: there is too little.
+    """
+    if device == devices.CPU:
+        with memory.allocating("workspace", size):
             owner = np.empty(size, np.uint8)
-        except MemoryError:
-            with memory.allocating("workspace", size):
-                raise
-        start = frameworks.address_of(owner)
     else:
         # It may be freed before the kernels end, since PyTorch's allocator reuses it only for later
         # work on the same stream.
         owner = frameworks.of_torch().bytes_on(device, size)
-        start = owner.data_ptr()
-    return -(-start // alignment) * alignment, owner
+    return Scratch(round_up(frameworks.address_of(owner), alignment), owner)
 
 
-class Memory(NamedTuple):
-    """A block of memory, and the object that keeps it alive."""
-
-    address: int
-    nbytes: int
-    owner: Any
-    writeable: bool
-
-    def loss(self) -> str | None:
-        """The reason why the memory is no longer usable; None if it is usable."""
-        owner = self.owner
-        moved = False
-        if isinstance(owner, np.ndarray):
-            # Only an array that owns its memory can have been resized.
-            moved = owner.flags.owndata and (
-                owner.ctypes.data != self.address or owner.nbytes != self.nbytes
-            )
-        elif (torch := sys.modules.get("torch")) and isinstance(owner, torch.Tensor):
-            moved = (owner.data_ptr(), owner.nbytes) != self[:2]
-            moved = moved or frameworks.of_torch().shortage(owner) is not None
-        return "its memory was moved" if moved else None
-
-    def bytes(self) -> npt.NDArray[np.uint8]:
-        """An array over the memory, which compiled code can read."""
-        dtype = np.dtype(np.uint8)
-        return memory.array_at(
-            self.address, (self.nbytes,), (1,), dtype, self.owner, self.writeable
-        )
+def usable_size(workspace_size: int, alignment: int) -> int:
+    """The number of bytes of a workspace that are used, from the first aligned byte on."""
+    return max(0, workspace_size - alignment + 1)
 
 
-def _memory_on(device: str, name: str, value: Any) -> Memory:
-    """The memory of a contiguous, writable tensor of any dtype on a GPU.
-
-    Raises:
-        TypeError: not a tensor.
-        ValueError: a tensor that is not contiguous, is read-only, or is on another device.
-    """
-    allowed = f"a writable, contiguous tensor on {device}"
-    framework = None
-    with suppress(TypeError):
-        framework = frameworks.of(name, value)
-    if framework is None or isinstance(value, np.ndarray):
-        raise TypeError(f"{name}: {describe(value)}; allowed: {allowed}")
-    where = framework.device(name, value)
-    if where != device:
-        raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
-    opened = framework.open(name, value, writing=True)
-    size = opened.contiguous_bytes
-    if size is None:
-        raise ValueError(f"{name}: not contiguous; allowed: {allowed}")
-    address = opened.address_for(name)
-    if opened.read_only is not None:
-        raise ValueError(f"{name}: {opened.read_only}")
-    framework.keep_derivatives(name, opened.tensor)
-    return Memory(address, size, opened.tensor, True)
+#: Workspaces that no run has at the moment: to make one takes a tenth of a small call.
+_spare: list[Scratch] = []
 
 
-def memory_of(name: str, value: Any, writing: bool) -> Memory:
-    """The memory of a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype.
-
-    Raises:
-        TypeError: an object of another type.
-        ValueError: memory that is not contiguous, not on the CPU, or read-only if ``writing``.
-    """
-    if type(value) is Memory:
-        return value
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        framework = frameworks.of_torch()
-        seen = framework.look((value,), 0)
-        if seen is not None and value.is_cpu and value.is_contiguous():
-            address, size = seen.addresses[0], value.nbytes
-            if seen.rooms[0] >= size:
-                return Memory(address, size, value, True)
-        device = framework.device(name, value)
-        if device != devices.CPU:
-            raise ValueError(f"{name}: on device {device}; allowed: cpu")
-        try:
-            opened = framework.open(name, value, writing=True)
-            size = opened.contiguous_bytes
-        except TypeError:
-            size = None
-        if size is None:
-            raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
-        framework.keep_derivatives(name, opened.tensor)
-        return Memory(opened.address_for(name), size, opened.tensor, True)
+def borrow() -> Scratch:
+    """A workspace of ``SPARE_BYTES`` on the CPU, which :func:`give_back` leaves to the next run."""
     try:
-        if isinstance(value, np.ndarray):  # arrays of some dtypes have no memoryview
-            array = np.asarray(value)
-            holds_objects, writeable = array.dtype.hasobject, array.flags.writeable
-            contiguous = array.flags.c_contiguous
-        else:
-            view = memoryview(value)
-            holds_objects, writeable = "O" in view.format, not view.readonly
-            contiguous = view.c_contiguous
-    except (TypeError, ValueError):
-        allowed = "a writable buffer" if writing else "a buffer"
-        raise TypeError(f"{name}: {describe(value)}; allowed: {allowed}") from None
-    if holds_objects:
-        raise TypeError(f"{name}: a buffer of Python objects; allowed: one of plain bytes")
-    if not contiguous or (writing and not writeable):
-        allowed = "a writable, contiguous buffer" if writing else "a contiguous buffer"
-        raise ValueError(
-            f"{name}: {'read-only' if contiguous else 'not contiguous'}; allowed: {allowed}"
-        )
-    if not isinstance(value, np.ndarray):
-        array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-    return Memory(frameworks.address_of(array), array.nbytes, array, writeable)
+        return _spare.pop()
+    except IndexError:
+        return new(SPARE_BYTES + _ALIGNMENT, _ALIGNMENT, devices.CPU)
+
+
+give_back = _spare.append

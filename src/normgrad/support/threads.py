@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..operators import options
 from .machine import this_machine
 from .settings import SettingError
+from .values import integer
 
 #: The environment variable with the number of threads, for processes without PyTorch.
 VARIABLE = "NORMGRAD_NUM_THREADS"
@@ -40,7 +40,7 @@ def set_num_threads(count: int | None) -> None:
     """
     global _count
     if count is not None:
-        count = options.integer("count", count)
+        count = integer("count", count)
         if count < 1:
             raise ValueError(f"count: {count}; allowed: a positive integer")
     _count = count

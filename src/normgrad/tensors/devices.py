@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..support.forks import loading
-from .unusable import describe
+from ..support.values import describe
 
 CPU = "cpu"
 _CUDA = "cuda:"

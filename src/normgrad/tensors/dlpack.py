@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..support.values import describe
 from . import dtypes
-from . import strides as layout
 from .specs import KINDS, OpenTensor
-from .unusable import describe
+from .strides import contiguous_strides
 
 _CPU = 1
 _DEVICES = {
@@ -92,7 +92,7 @@ def _axes_of(tensor: _DLTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if any(size < 0 for size in shape):
         raise TypeError(f"it says its shape is {shape}")
     if not tensor.strides:
-        return shape, layout.contiguous_strides(shape)
+        return shape, contiguous_strides(shape)
     return shape, tuple(tensor.strides[:rank])
 
 

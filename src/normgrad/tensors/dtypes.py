@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .unusable import represent
+from ..support.values import represent
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +81,6 @@ def parse(dtype: Any) -> DType:
 def unsupported(name: str, dtype: object, allowed: Sequence[DType]) -> TypeError:
     """The error for an argument whose dtype is not allowed."""
     return TypeError(f"{name}: dtype {dtype}; allowed: {', '.join(map(str, allowed))}")
-
-
-def bits(value: float) -> int:
-    """The bits of a float64, as which kernels take real numbers."""
-    return int(np.float64(value).view(np.int64))
 
 
 def arithmetic(*dtypes: DType) -> DType:

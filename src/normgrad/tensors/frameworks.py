@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..support import memory, torch_build
+from ..support.values import describe
 from . import devices, dlpack, dtypes
-from . import strides as layout
 from .dtypes import DType
 from .specs import KINDS, OpenTensor, TensorSpec
-from .unusable import describe
+from .strides import Region, dense_like, divides, extent
 
 
 class Seen(NamedTuple):
@@ -156,7 +156,7 @@ def pin(value: Any) -> Any:
 
 def _has_gaps(spec: TensorSpec) -> bool:
     """Whether a tensor's elements have gaps between them, which no framework's copy would have."""
-    return layout.dense_like(spec.shape, spec.strides) != spec.strides
+    return dense_like(spec.shape, spec.strides) != spec.strides
 
 
 class NumPy(Framework):
@@ -172,10 +172,10 @@ class NumPy(Framework):
         array = np.asarray(value)
         dtype = dtypes.from_numpy(array.dtype)
         original = None
-        if not writing and dtype and not layout.divides(dtype.itemsize, array.shape, array.strides):
+        if not writing and dtype and not divides(dtype.itemsize, array.shape, array.strides):
             # The region is described in bytes.
             by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
-            original = layout.Region(array.ctypes.data, *by_bytes, 1)
+            original = Region(array.ctypes.data, *by_bytes, 1)
             with memory.allocating(name, array.nbytes):
                 array = np.array(array)
         kind: DType | str | None = dtype
@@ -277,7 +277,7 @@ class Torch(Framework):
                 value = value.resolve_neg()
         try:
             if value is not tensor:
-                original = layout.Region(tensor.data_ptr(), tensor.shape, tensor.stride(), size)
+                original = Region(tensor.data_ptr(), tensor.shape, tensor.stride(), size)
             address = value.data_ptr()
         except RuntimeError as error:
             address = str(error)
@@ -293,7 +293,7 @@ class Torch(Framework):
         """The message on a storage too small for the tensor's elements; None if it is not."""
         if 0 in value.shape:
             return None
-        _, last = layout.extent(value.shape, value.stride())
+        _, last = extent(value.shape, value.stride())
         size: int = value.untyped_storage().nbytes()
         room = size - value.storage_offset() * value.itemsize
         needed = (last + 1) * value.itemsize

@@ -8,16 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from ..support.values import describe, represent
 from . import dtypes
-from . import strides as layout
 from .dtypes import DType
+from .strides import Region, contiguous_strides, divides, extent, used_strides
 from .symbolic import SymInt
-from .unusable import describe, represent
 
 #: The tensors that operators take, in messages.
 KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+
+
+class Tensor(Protocol):
+    """The type of tensors that operators take: all of them speak DLPack."""
+
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
 
 #: The maximum size of a tensor in bytes, since kernels compute with 64-bit sizes and offsets.
 _MOST_BYTES = 2**62
@@ -43,7 +50,7 @@ def _integers(name: str, values: Any) -> tuple[Any, ...]:
         raise TypeError(f"{name}: {represent(values)} is not a sequence of integers") from None
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class TensorSpec:
     """The shape, dtype and strides of a tensor, from which plans are made.
 
@@ -67,7 +74,7 @@ class TensorSpec:
         if any(size < 0 for size in sizes):
             raise ValueError(f"shape: {sizes} has a negative size; allowed: 0 or more")
         if strides is None:
-            steps = layout.contiguous_strides(sizes)
+            steps = contiguous_strides(sizes)
         else:
             steps = _integers("strides", strides)
             if len(steps) != len(sizes):
@@ -76,7 +83,7 @@ class TensorSpec:
                     f"each axis of shape {sizes}"
                 )
         kind = dtypes.parse(dtype)
-        low, high = layout.extent(sizes, steps)
+        low, high = extent(sizes, steps)
         if max(high - low + 1, *map(abs, (1, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
             raise ReachError(
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
@@ -85,6 +92,9 @@ class TensorSpec:
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
+
+    def __repr__(self) -> str:
+        return f"TensorSpec({self.shape}, {self.dtype.name!r}, {self.strides})"
 
     @property
     def rank(self) -> int:
@@ -104,7 +114,7 @@ class TensorSpec:
     @property
     def reach(self) -> tuple[int, int]:
         """The offsets of the first byte and of one past the last from the tensor's address."""
-        low, high = layout.extent(self.shape, self.strides)
+        low, high = extent(self.shape, self.strides)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
 
     @cached_property
@@ -112,9 +122,9 @@ class TensorSpec:
         """The strides in bytes."""
         return tuple([step * self.dtype.itemsize for step in self.strides])
 
-    def region(self, address: int) -> layout.Region:
+    def region(self, address: int) -> Region:
         """The memory of a tensor with this spec at ``address``."""
-        return layout.Region(address, self.shape, self.strides, self.dtype.itemsize)
+        return Region(address, self.shape, self.strides, self.dtype.itemsize)
 
 
 class OpenTensor(NamedTuple):
@@ -137,13 +147,13 @@ class OpenTensor(NamedTuple):
     itemsize: int
     dtype: DType | str
     read_only: str | None = None
-    original: layout.Region | None = None
+    original: Region | None = None
 
     def spec(self, name: str, allowed: Sequence[DType]) -> TensorSpec:
         """The tensor's :class:`TensorSpec`; messages have its name and the allowed dtypes."""
         if isinstance(self.dtype, str):
             raise dtypes.unsupported(name, self.dtype, allowed)
-        if not layout.divides(self.itemsize, self.shape, self.steps):
+        if not divides(self.itemsize, self.shape, self.steps):
             raise ValueError(
                 f"{name}: strides {self.steps} bytes; allowed: multiples of the item size, "
                 f"{self.itemsize}"
@@ -154,10 +164,8 @@ class OpenTensor(NamedTuple):
     def contiguous_bytes(self) -> int | None:
         """The bytes of all elements; None if they are not contiguous."""
         size = math.prod(self.shape) * self.itemsize
-        dense = [step * self.itemsize for step in layout.contiguous_strides(self.shape)]
-        follow = layout.used_strides(self.shape, self.steps) == layout.used_strides(
-            self.shape, dense
-        )
+        dense = [step * self.itemsize for step in contiguous_strides(self.shape)]
+        follow = used_strides(self.shape, self.steps) == used_strides(self.shape, dense)
         return size if follow or not size else None
 
     def address_for(self, name: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from . import dtypes
+import numpy as np
 
 
 class Op(IntEnum):
@@ -168,8 +168,8 @@ def gcd(first: Any, second: int) -> int:
     return first.__gcd__(second) if isinstance(first, SymInt) else math.gcd(first, second)
 
 
-def bits_of_real(number: Any) -> int:
-    """The bits of a float64 with an integer's value."""
-    if not isinstance(number, SymInt):
-        return dtypes.bits(number)
-    return number.program.compute(Op.REAL, number, 0, dtypes.bits(number.value))  # type: ignore[return-value]
+def bits(number: Any) -> Any:
+    """The bits of a float64, as which kernels take real numbers; a symbol for a symbol's."""
+    if isinstance(number, SymInt):
+        return number.program.compute(Op.REAL, number, 0, bits(number.value))
+    return int(np.float64(number).view(np.int64))

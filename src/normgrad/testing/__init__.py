@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..operators.contract import Kind
+from ..declarations.contract import Kind
 from .cases import Case, Topic
 from .findings import Finding, findings
 from .judging import Judged, judge

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..declarations.contract import Kind
 from ..operators.by_name import PLANNED
-from ..operators.contract import Kind
 from .tensors import Array, Call
 
 
@@ -40,7 +40,7 @@ def is_vector(call: Call, name: str) -> bool:
 
 
 def _kinds(call: Call) -> dict[str, Kind]:
-    return {parameter.name: parameter.kind for parameter in call.operator.parameters}
+    return {parameter.name: parameter.kind for parameter in call.operator.inputs}
 
 
 def mask_options(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ _SPECIAL_VALUES = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
 _VECTORS = dict.fromkeys(
     parameter.name
     for operator in PLANNED.values()
-    for parameter in operator.parameters
+    for parameter in operator.inputs
     if parameter.kind in _VECTOR_KINDS
 )
 
@@ -306,7 +306,7 @@ _OUT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
 def mistakes(call: Call) -> dict[str, Change]:
     """The mistakes to try in a call, by name."""
     by_name: dict[str, Change] = {}
-    for parameter in call.operator.parameters:
+    for parameter in call.operator.inputs:
         name = parameter.name
         if name not in call.arrays:
             continue

@@ -12,7 +12,7 @@ import numpy as np
 from ..operators.reference import Array
 from ..support import memory
 from ..tensors import dlpack, dtypes, frameworks
-from ..tensors import strides as layout
+from ..tensors.strides import extent
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -45,7 +45,7 @@ def to_torch(value: Array, device: str = "cpu") -> Counterpart:
     if device == "cpu":
         return Counterpart(tensor)
     # Copy all memory that the tensor spans, to keep its strides on the device.
-    _, last = layout.extent(tensor.shape, tensor.stride())
+    _, last = extent(tensor.shape, tensor.stride())
     flat = tensor.as_strided((last + 1,), (1,))
     there = flat.to(device, copy=True)
     view = there.as_strided(tensor.shape, tensor.stride())

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..declarations.contract import Kind
 from ..operators import precision
-from ..operators.contract import Kind
 from ..operators.reference import Array, Exact
+from ..support.values import shorten
 from ..tensors import dtypes
 from ..tensors import strides as layout
 from ..tensors.dtypes import DType
 from ..tensors.specs import TensorSpec
-from ..tensors.unusable import shorten
 from .cases import Case, Topic
 from .outcomes import UNREADABLE, Fault, Level, Outcome, convention, wrong
 from .tensors import Call
@@ -136,7 +136,7 @@ def _wordless(text: str) -> str:
 
 def _coarsest(call: Call) -> DType:
     """The least precise dtype of the data tensors."""
-    kinds = {each.name: each.kind for each in call.operator.parameters}
+    kinds = {each.name: each.kind for each in call.operator.inputs}
     data = [v.dtype for name, v in call.arrays.items() if kinds[name] is Kind.DATA]
     found = [dtypes.parse(each) for each in data] or [call.arithmetic]
     return max(found, key=lambda dtype: dtype.unit_roundoff)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..declarations.contract import Kind
 from ..operators import reference
-from ..operators.contract import Kind
 from .c_functions import Functions, RefusedError
 from .cases import IN_PLACE, Case
 from .framework_tensors import NotOfferedError

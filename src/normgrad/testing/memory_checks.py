@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..operators.reference import Array
-from ..tensors import strides as layout
+from ..tensors.strides import Region
 
 #: Bytes before and after a guarded array: a multiple of every element size and of the alignment
 #: that devices need.
@@ -89,7 +89,7 @@ def reverse(arrays: Iterable[Array]) -> None:
 def _bounds(value: Array) -> tuple[int, int]:
     """The address of an array's first byte, and the address after its last."""
     steps = tuple(step // value.itemsize for step in value.strides)
-    return layout.Region(value.ctypes.data, value.shape, steps, value.itemsize).bounds()
+    return Region(value.ctypes.data, value.shape, steps, value.itemsize).bounds()
 
 
 # Leaks

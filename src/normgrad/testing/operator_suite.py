@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from ..declarations.contract import Kind
 from ..operators.by_name import PLANNED
-from ..operators.contract import Kind
 from ..tensors import dtypes
 from .cases import IN_PLACE, OWNED, Case, Topic, thinned, varied
 from .changes import LONG_SUMS, TWISTS, is_vector, mistakes
@@ -109,7 +109,7 @@ def _masks(kind: str) -> Iterator[Case]:
 def _absent(kind: str) -> Iterator[Case]:
     base = _case(Topic.ABSENT, kind, (3, 4, 25))
     call = base.call()
-    optional = [p.name for p in call.operator.parameters if not p.required]
+    optional = [p.name for p in call.operator.inputs if not p.required]
     present = [name for name in optional if name in call.arrays]
     for count in range(1, len(present) + 1):
         for absent in itertools.combinations(present, count):
@@ -138,7 +138,7 @@ def _outputs(kind: str) -> Iterator[Case]:
     operator = PLANNED[operator_of(kind)]
     if operator.all_outputs[0].kind is not Kind.DATA:
         return
-    tensors = {parameter.name for parameter in operator.parameters}
+    tensors = {parameter.name for parameter in operator.inputs}
     in_place = [out for out, name in IN_PLACE.items() if name in tensors]
     outs = ("contiguous", OWNED, "channels_last", "sliced", "negative", "odd", *in_place)
     for shape in ((3, 4, 5, 6), (4, 8, 40, 40)):

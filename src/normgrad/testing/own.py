@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..operators import contract
-from ..operators.contract import Kind, Output, Parameter
+from ..declarations import contract
+from ..declarations.contract import Input, Kind, Output
+from ..declarations.problem import Role
 from ..operators.reference import Exact
-from ..plans.problem import Role
 from ..tensors import dtypes
 from ..tensors.specs import TensorSpec
 from .cases import Case, Topic, thinned, varied
@@ -57,7 +57,7 @@ class Operator:
         return contract.Operator(
             self.name,
             tuple(
-                Parameter(name, kind, required=name not in self.optional)
+                Input(name, kind, required=name not in self.optional)
                 for name, kind in self.tensors.items()
             ),
             (),

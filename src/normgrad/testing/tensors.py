@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..declarations.contract import Input, Kind, Operator, Output
+from ..declarations.options import Options
+from ..declarations.problem import Role
 from ..operators import reference
 from ..operators.by_name import PLANNED, choices_of, parameters_of
-from ..operators.contract import Kind, Operator, Output, Parameter
-from ..operators.options import Options
-from ..plans.problem import Role
 from ..tensors import dtypes
 from ..tensors.dtypes import DType
 
@@ -294,7 +294,7 @@ def make(
         mean_of = mean_of + rng.standard_normal((3, channels))
     invstd_of: Array = 1 / np.sqrt(var_of + EPS)
 
-    def value(parameter: Parameter) -> Array | None:
+    def value(parameter: Input) -> Array | None:
         role = parameter.role
         if isinstance(role, tuple):
             role = role[0] or role[1]
@@ -316,7 +316,7 @@ def make(
             return vector(*row) if weight else None
         return affine.get(role or Role.WEIGHT)
 
-    parameters = [each for each in operator.parameters if each.name not in absent.split()]
+    parameters = [each for each in operator.inputs if each.name not in absent.split()]
     normalized_shape = row[0] if row_axes == 0 else row
     sizes: dict[str, Any] = {"num_groups": num_groups, "normalized_shape": normalized_shape}
     sizes |= {"channel_axis": channel_axis} if channel_axis != 1 else {}

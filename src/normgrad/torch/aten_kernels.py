@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.library import _scoped_library
 
-from ..operators import contract
+from ..declarations import contract
+from ..declarations.contract import NEW_RUNNING, Kind, Operator
 from ..operators.by_name import FUNCTIONS, PLANNED
-from ..operators.contract import NEW_RUNNING, Kind, Operator
 from . import aten
 from .dynamo import hide_from_dynamo
 
@@ -50,7 +50,7 @@ def _kernel(name: str) -> Callable[..., Any]:
             if name in known
         }
         input: Any = values["input"]
-        for parameter in operator.parameters:
+        for parameter in operator.inputs:
             if parameter.kind in (Kind.DATA, Kind.ROW):
                 value: Any = values[parameter.name]
                 values[parameter.name] = _within_ranks(value, operator, values)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils import _pytree as pytree
 
-from ..tensors.unusable import describe
+from ..support.values import describe
 from . import native
 from .nn import check_module
 

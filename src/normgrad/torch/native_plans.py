@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import contract
+from ..declarations import contract
+from ..declarations.contract import NEW_RUNNING, OUTPUT, Operator
+from ..declarations.options import Options
+from ..declarations.problem import WORKSPACE, Role
 from ..operators.by_name import PLANNED, device_of, spec_of
-from ..operators.contract import NEW_RUNNING, OUTPUT, Operator
-from ..operators.options import Options
 from ..plans.plan import Plan
-from ..plans.problem import WORKSPACE, Role
 from ..support import notices
 from ..tensors import devices, dtypes
-from ..tensors import strides as layout
 from ..tensors.specs import TensorSpec
+from ..tensors.strides import channels_last_strides, contiguous_strides
 from ..tensors.symbolic import Program, SymInt
 from . import native
 
@@ -48,7 +48,7 @@ def plan(
         memory_format: for an operator that is called by a layer, PyTorch's format of the layer's
             output; then running statistics are updated in place, and what normgrad does not support
             is PyTorch's. None for an operator that a function calls.
-        tensors: plain tensors, in the order of the operator's parameters; None where absent.
+        tensors: plain tensors, in the order of the operator's inputs; None where absent.
         choices: the other arguments, in the order of the operator's options.
         open_sizes: the sizes that the plan leaves open, each by a tensor's index and its axis; such
             tensors are dense.
@@ -64,8 +64,7 @@ def plan(
         values = dict(zip(operator.names, tensors, strict=True))
         device = device_of(values)
         specs = {
-            each.name: spec_of(each.name, values[each.name], each.kind)
-            for each in operator.parameters
+            each.name: spec_of(each.name, values[each.name], each.kind) for each in operator.inputs
         }
         program = _open(specs, operator, open_sizes) if open_sizes else None
         given: dict[str, TensorSpec | None] = {}
@@ -110,7 +109,7 @@ def _open(
         shape: list[Any] = [*spec.shape]
         for _, axis in axes:
             shape[axis] = program.open(shape[axis])
-        is_contiguous = spec.strides == layout.contiguous_strides(spec.shape)
+        is_contiguous = spec.strides == contiguous_strides(spec.shape)
         specs[name] = TensorSpec(shape, spec.dtype, _dense(shape, is_contiguous))
     return program
 
@@ -118,18 +117,18 @@ def _open(
 def _dense(shape: Sequence[int], is_contiguous: bool) -> tuple[int, ...]:
     """The strides of a contiguous tensor, or of a channels-last one."""
     if is_contiguous:
-        return layout.contiguous_strides(shape)
-    return layout.channels_last_strides(shape)
+        return contiguous_strides(shape)
+    return channels_last_strides(shape)
 
 
 @cache
 def _of_layer(operator: Operator) -> Operator:
     """An operator as layers call it: a gradient computes a mean that is absent."""
-    parameters = [
+    inputs = [
         each._replace(required=each.required and each.role is not Role.MEAN)
-        for each in operator.parameters
+        for each in operator.inputs
     ]
-    return replace(operator, parameters=tuple(parameters))
+    return replace(operator, inputs=tuple(inputs))
 
 
 def _is_left_to_pytorch(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import Module
 
-from ..tensors.unusable import describe
+from ..support.values import describe
 from . import collectives, functional
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import contract
+from ..declarations import contract
 from ..operators.sync_batch_norm import (
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,

@@ -22,7 +22,7 @@ from llvmlite import binding as llvm
 import normgrad as ng
 from normgrad.backends.cpu.objects import compiler, units
 from normgrad.backends.cpu.schedule import schedules as schedule
-from normgrad.plans import plan as plans
+from normgrad.plans import calls
 from normgrad.support.machine import Machine
 from normgrad.support.memory import LINE
 from normgrad.tensors import dtypes
@@ -336,7 +336,7 @@ def test_cutting_into_parts_follows_the_shape_alone():
         finally:
             ng.set_num_threads(None)
     with cut_finely():
-        assert not plans._plans
+        assert not calls._plans
 
 
 #: A server with a large L3, of which two cores have little, and a machine with an L3 of its own.
@@ -398,17 +398,16 @@ def test_samples_together(monkeypatch, kind, dtype, shape, groups, together):
     case = make(kind, shape, dtype=dtype, num_groups=groups)
 
     def results():
-        plans._plans.clear()
-        plans._ready.clear()
+        calls._plans.clear()
         return bits(case.call())
 
     found = results()
-    assert {plan._schedule.layout.together for plan in plans._plans.values()} == {together}
+    assert {plan._schedule.layout.together for plan in calls._plans.values()} == {together}
     monkeypatch.setattr(
         "normgrad.backends.cpu.schedule.layout._samples_together", lambda problem, policy: 1
     )
     assert results() == found
-    assert {plan._schedule.layout.together for plan in plans._plans.values()} == {1}
+    assert {plan._schedule.layout.together for plan in calls._plans.values()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -448,8 +447,7 @@ def test_adjacent_channels_as_one_run(monkeypatch, kind, dtype, length):
 
     def results(threads: int, before: int):
         monkeypatch.setattr(schedule, "streams", lambda layout, channels: threads)
-        plans._plans.clear()
-        plans._ready.clear()
+        calls._plans.clear()
         outs = [None if value is None else _within_nan(value, before) for value in found]
         given = tuple(None if out is None else out[1] for out in outs)
         case.call(out=given if len(given) > 1 else given[0])
@@ -473,6 +471,6 @@ def test_samples_that_do_not_follow_each_other(which):
         tensors["input"] = np.concatenate([tensors["input"]] * 2, 1)[:, :6]
     else:
         tensors["mean"] = np.broadcast_to(tensors["mean"][:1], (8, 2))
-    plans._plans.clear()
+    calls._plans.clear()
     run(case)
-    assert {plan._schedule.layout.together for plan in plans._plans.values()} == {1}
+    assert {plan._schedule.layout.together for plan in calls._plans.values()} == {1}

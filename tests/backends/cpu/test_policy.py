@@ -11,7 +11,7 @@ from normgrad.backends import choice
 from normgrad.backends.cpu.schedule import block
 from normgrad.backends.cpu.schedule import schedules as schedule
 from normgrad.backends.cpu.schedule.policy import MOST_TASKS, Policy, policy_of
-from normgrad.plans import plan as plans
+from normgrad.plans import calls
 from normgrad.support.machine import Machine
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def planned(machine: Machine, kind: str, shape: tuple[int, ...], last: bool = Fa
         tensors |= {"mean": statistic, "rstd": statistic}
     with (
         mock.patch.object(choice, "this_machine", return_value=machine),
-        mock.patch.dict(plans._plans, clear=True),
+        mock.patch.dict(calls._plans, clear=True),
     ):
         return ng.plan(kind, **tensors, **options)._schedule
 

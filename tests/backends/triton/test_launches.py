@@ -28,7 +28,7 @@ if fake_cuda.compiler() is None:
 
 from normgrad import TensorSpec  # noqa: E402
 from normgrad.backends.triton import cuda_driver  # noqa: E402
-from normgrad.plans.problem import PLACES, WORKSPACE, Role  # noqa: E402
+from normgrad.declarations.problem import PLACES, WORKSPACE, Role  # noqa: E402
 from normgrad.support.forks import KernelError  # noqa: E402
 
 LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)

@@ -23,11 +23,11 @@ from normgrad.backends.triton import runtime, schedule, selfcheck
 from normgrad.backends.triton.device import INTERPRETED as MADE_UP
 from normgrad.backends.triton.device import Device
 from normgrad.cli import info
-from normgrad.operators import contract
+from normgrad.declarations import contract, lowering
+from normgrad.declarations.problem import Role
 from normgrad.operators.by_name import PLANNED, choices_of
-from normgrad.plans import lowering as views
-from normgrad.plans import plan as plans
-from normgrad.plans.problem import Role
+from normgrad.plans import calls
+from normgrad.plans.cache import Cache
 from normgrad.support import cache, forks, notices
 from normgrad.tensors import dtypes
 from normgrad.tensors.strides import Axis
@@ -56,14 +56,14 @@ def test_its_problems_are_those_of_the_operators():
         choices = {"normalized_shape": size, "training": True, "channel_axis": axis}
         given = {key: value for key, value in choices.items() if key in operator.options}
         options = operator.read_options(**{**choices_of(operator.name), **given})
-        specs = {each.name: None for each in operator.parameters}
+        specs = {each.name: None for each in operator.inputs}
         for role, array in inputs.items():
             (key,) = (key for key, other in operator.roles(options).items() if other is role)
             kind = dtype.name if role <= Role.INPUT else "float32"
             specs[key] = TensorSpec(array.shape, kind)
         outputs = contract.check(operator, options, specs, {})
         present = contract.present_inputs(operator, options, specs)
-        theirs = views.problem(operator, options, present, outputs)
+        theirs = lowering.problem(operator, options, present, outputs)
         assert problem == theirs._replace(momentum=0.0, eps=1e-5, sets=Axis(1, (0, 0, 0)))
         assert [key for key, _ in exact.values()] == [
             key if role is not Role.OUT_INVSTD or name == "layer_norm" else "invstd"
@@ -338,8 +338,7 @@ def test_a_first_call_checks_before_it_computes(checks, monkeypatch):
     backend = choice._Triton(None)
     backend._index = 0
     monkeypatch.setattr(choice, "_triton", lambda index: backend)
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_ready", {})
+    monkeypatch.setattr(calls, "_plans", Cache())
     with monkeypatch.context() as patch:
         real = runtime.Runner
         patch.setattr(runtime, "Runner", lambda schedule, index: real(schedule, None))

@@ -33,9 +33,9 @@ from aclnn_spec import (
     status_of,
 )  # fmt: skip
 
+from normgrad.declarations import contract
 from normgrad.dialects import aclnn
 from normgrad.dialects.aclnn import phases
-from normgrad.operators import contract
 from normgrad.plans import plan as plans
 
 Case = tuple[str, str, dict[str, Any], int, str | None]

@@ -8,7 +8,7 @@ from aclnn_spec import A2, A3, BN, HAS, INVALID, NULL, OK, T, X, arguments, phas
 
 from normgrad.dialects import aclnn
 from normgrad.dialects.aclnn import phases
-from normgrad.plans import plan as plans
+from normgrad.plans import cache
 
 
 def checks_of(monkeypatch, module):
@@ -117,7 +117,7 @@ def test_another_spelling_of_a_known_call_is_known(monkeypatch):
 
 
 def test_few_calls_are_known_at_a_time(monkeypatch):
-    monkeypatch.setattr(plans, "CACHE_SIZE", 3)
+    monkeypatch.setattr(cache, "SIZE", 3)
     for count in range(1, 7):
         phase_1(
             BN, arguments(BN, {name: T((count, 3)) for name in ("gradOut", "input", "gradInput")})

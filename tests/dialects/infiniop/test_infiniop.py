@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from normgrad.declarations import contract
 from normgrad.dialects import infiniop as op
-from normgrad.operators import contract
+from normgrad.plans import cache
 from normgrad.plans import plan as plans
 from normgrad.tensors import dtypes
 
@@ -402,7 +403,7 @@ def test_operators_of_one_look_are_planned_once(monkeypatch):
         assert len({fails(status, name, create, wrong) for _ in range(2)}) == 1
     create({"weight": descriptor((3,), strides=(2,))})
     assert len(checks) == 10  # a null is found before
-    monkeypatch.setattr(plans, "CACHE_SIZE", 2)
+    monkeypatch.setattr(cache, "SIZE", 2)
     for count in range(1, 5):
         create({name: descriptor((count, 3, 4)) for name in DATA})
         assert len(op._plans) <= 2

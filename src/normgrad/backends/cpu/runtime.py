@@ -10,7 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.problem import PLACES
+from ...declarations.problem import PLACES
 from .. import NativeSchedule
 from . import teams
 from .objects import store, units

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from ...plans import problem
-from ...plans.problem import DATA, VECTORS, Role
+from ...declarations import problem
+from ...declarations.problem import DATA, VECTORS, Role
 from . import config
 from .pairs import constant, helper, real, rounded
 

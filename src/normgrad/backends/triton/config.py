@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import NamedTuple
 
-from ...plans.problem import VECTORS, Role
+from ...declarations.problem import VECTORS, Role
 
 #: The codes of the axis along which a tensor is contiguous: unknown, the positions, the channels.
 SCATTERED, ALONG_POSITIONS, ALONG_CHANNELS = 0, 1, 2
@@ -28,7 +28,7 @@ class Config(NamedTuple):
     """The compile-time constants of a kernel.
 
     Attributes:
-        forward, constant, grouped: as in :class:`normgrad.plans.problem.Problem`.
+        forward, constant, grouped: as in :class:`normgrad.declarations.problem.Problem`.
         wide: whether the arithmetic is float64.
         singles: whether sums of float32 terms are pairs of float32 rather than float64, for GPUs
             whose float64 arithmetic is slow.
@@ -175,6 +175,6 @@ Numbers = namedtuple("Numbers", "eps divisor inverse unbiased momentum counts")
 Work = namedtuple("Work", "sums statistics pilots totals columns", defaults=[0, 0, 0, 0, 0])
 
 #: All arguments of a kernel except its :class:`Config`. ``at`` are the addresses in the order of
-#: :class:`normgrad.plans.problem.Role`, and the workspace's. ``vectors`` are in the order of their
-#: slots.
+#: :class:`normgrad.declarations.problem.Role`, and the workspace's. ``vectors`` are in the order of
+#: their slots.
 Arguments = namedtuple("Arguments", "at sizes axes dy x dx vectors numbers counts work")

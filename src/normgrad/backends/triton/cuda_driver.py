@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.problem import OTHERS
+from ...declarations.problem import OTHERS
 from ...support.forks import KernelError
 from .launches import Launch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ...plans.problem import Problem
+from ...declarations.problem import Problem
 from ...tensors import dtypes
 from ...tensors.strides import ceil_div
 from .device import Device

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...plans.problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
+from ...declarations.problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
 from ...tensors import dtypes
 from ...tensors.strides import ceil_div, round_up
+from ...tensors.symbolic import bits
 from .config import (
     ABSENT,
     ALONG_CHANNELS,
@@ -346,10 +347,10 @@ def _rows(count: int, width: int) -> int:
 def _numbers(problem: Problem) -> Numbers:
     m, count = problem.divisor, problem.counts
     return Numbers(
-        eps=dtypes.bits(problem.eps),
-        divisor=dtypes.bits(m),
-        inverse=dtypes.bits(1 / m if m else math.inf),
-        unbiased=dtypes.bits(m / (m - 1) if m > 1 else 1.0),
-        momentum=dtypes.bits(problem.momentum),
+        eps=bits(problem.eps),
+        divisor=bits(m),
+        inverse=bits(1 / m if m else math.inf),
+        unbiased=bits(m / (m - 1) if m > 1 else 1.0),
+        momentum=bits(problem.momentum),
         counts=count.elements if count is not None else 0,
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...plans.problem import Problem
+from ...declarations.problem import Problem
 from ...tensors.dtypes import FLOATS, DType
 from ...tensors.strides import Axis, ceil_div
 from .config import ALONG_CHANNELS, ALONG_POSITIONS, SCATTERED, Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ...plans.problem import STATISTICS, Problem, Role, Vector
+from ...declarations.problem import STATISTICS, Problem, Role, Vector
 from ...tensors.strides import Axis
 from .layouts import groups_of, power_of_two
 from .policy import POLICY

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...plans.problem import Problem, Role
+from ...declarations.problem import Problem, Role
 from .config import ARGUMENT, COLUMNS, INVSTD, MEAN, OUTPUTS, PILOT, RESULT, SAVED, SUMS, VARIANCE
 from .cuts import Cut, cut
 from .device import Device

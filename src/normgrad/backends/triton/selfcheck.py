@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ...declarations.problem import PLACES, WORKSPACE, Problem, Role, Vector
 from ...operators import precision, reference
 from ...operators.reference import Exact
-from ...plans.problem import PLACES, WORKSPACE, Problem, Role, Vector
 from ...support import cache as folders
 from ...support.forks import KernelError
 from ...tensors import dtypes

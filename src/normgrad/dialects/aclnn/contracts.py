@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from ...tensors.unusable import represent
+from ...support.values import represent
 from ..rules import (
     ALWAYS,
     EVERY,

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.plan import Plan, keep
-from ...plans.workspaces import Memory
+from ...plans.cache import Cache
+from ...plans.plan import Plan
 from ...support.memory import LINE
+from ...support.values import describe, represent
 from ...tensors import dtypes
-from ...tensors import strides as layout
+from ...tensors.blocks import Memory
 from ...tensors.specs import ReachError, TensorSpec
-from ...tensors.unusable import describe, represent
+from ...tensors.strides import Region, overlap, overlaps_itself, reshape_strides, round_up
 from ..rules import EVERY, Aspect, BoundArguments, Breach, Contract, ContractError, check
 from .products import PRODUCTS, Device, current
 from .tensors import AclnnError, Status, aclBoolArray, aclTensor
@@ -45,7 +46,7 @@ class Use(NamedTuple):
     """
 
     name: str
-    region: layout.Region
+    region: Region
     writes: bool
     in_place: tuple[str, ...] = ()
 
@@ -125,7 +126,7 @@ class aclOpExecutor:
         return True
 
 
-_cache: dict[Hashable, _Prepared] = {}
+_cache: Cache[Hashable, _Prepared] = Cache()
 
 
 def phase_1(
@@ -156,7 +157,7 @@ def phase_1(
         except Exception as error:
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
-        keep(_cache, key, prepared)
+        _cache[key] = prepared
     return prepared.workspace_size, aclOpExecutor(contract.name, prepared, arguments)
 
 
@@ -216,7 +217,7 @@ def _prepare(translation: Translation, device: Device, call: BoundArguments) -> 
     for name, tensor in used.items():
         if tensor.unusable is not None:
             raise ContractError(name, tensor.unusable)
-        if name in translation.outputs and layout.overlaps_itself(tensor.dims, tensor.steps):
+        if name in translation.outputs and overlaps_itself(tensor.dims, tensor.steps):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(name, message)
 
@@ -235,7 +236,7 @@ def _prepare(translation: Translation, device: Device, call: BoundArguments) -> 
         except ReachError as error:
             raise ContractError(name, str(error)) from None
         if operand.is_copy:
-            dense_size += layout.round_up(operand.spec.nbytes, LINE)
+            dense_size += round_up(operand.spec.nbytes, LINE)
         operands[name] = operand
     plan = None
     if any(form.results):
@@ -256,7 +257,7 @@ def _operand(tensor: aclTensor, dims: Dims) -> _Operand:
     dtype = dtypes.BY_NAME[tensor.dtype_name]
     if dims == tensor.dims:
         return _Operand(TensorSpec(dims, dtype, tensor.steps), False)
-    steps = layout.reshape_strides(tensor.dims, tensor.steps, dims)
+    steps = reshape_strides(tensor.dims, tensor.steps, dims)
     return _Operand(TensorSpec(dims, dtype, steps), is_copy=steps is None)
 
 
@@ -329,7 +330,7 @@ def _run_plan(
     if prepared.dense_size:
         assert workspace is not None
         # The plan cannot check this, since it gets dense copies in place of some tensors.
-        scratch = layout.Region(workspace.address, (workspace.nbytes,), (1,), 1)
+        scratch = Region(workspace.address, (workspace.nbytes,), (1,), 1)
         _check_apart([Use("workspace", scratch, True), *prepared.uses(tensors)])
         dense, rest = _dense_copies(prepared, workspace.bytes())
         for name in dense.keys() & prepared.inputs:
@@ -357,7 +358,7 @@ def _check_apart(uses: Sequence[Use]) -> None:
         for earlier in uses[:index]:
             mine, other = (use, earlier) if use.writes else (earlier, use)
             is_in_place = other.name in mine.in_place and mine.region == other.region
-            if mine.writes and not is_in_place and layout.overlap(mine.region, other.region):
+            if mine.writes and not is_in_place and overlap(mine.region, other.region):
                 message = f"shares memory with {other.name}; allowed: memory of its own"
                 raise ValueError(f"{mine.name}: {message}")
 
@@ -375,5 +376,5 @@ def _dense_copies(
         if operand.is_copy:
             spec = operand.spec
             dense[name] = rest[: spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape)
-            rest = rest[layout.round_up(spec.nbytes, LINE) :]
+            rest = rest[round_up(spec.nbytes, LINE) :]
     return dense, rest

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...tensors.unusable import represent
+from ...support.values import represent
 from ..rules import Product
 
 BATCH_NORM = "aclnnBatchNormBackward"

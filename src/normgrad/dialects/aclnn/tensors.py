@@ -14,11 +14,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ...plans.workspaces import Memory
 from ...support.memory import array_at
+from ...support.values import Invalid, describe, represent
 from ...tensors import frameworks
-from ...tensors import strides as layout
-from ...tensors.unusable import Unusable, describe, represent
+from ...tensors.blocks import Memory
+from ...tensors.strides import Region, contiguous_strides, extent, used_strides
 from ..errors import DialectError
 
 
@@ -177,7 +177,7 @@ class aclTensor:
     def __post_init__(self, nbytes: int | None) -> None:
         self.dtype_name = TYPE_NAMES[self.data_type]
         self.format_name = FORMAT_NAMES[self.format]
-        self.steps = layout.used_strides(self.dims, self.strides)
+        self.steps = used_strides(self.dims, self.strides)
         self.unusable = self._why_unusable(nbytes)
         self.signature = _signature(
             self.dims, self.steps, self.dtype_name, self.format, self.unusable
@@ -191,7 +191,7 @@ class aclTensor:
     def _why_unusable(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
             return None
-        if isinstance(self.memory.owner, Unusable):
+        if isinstance(self.memory.owner, Invalid):
             return repr(self.memory.owner)
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
@@ -201,7 +201,7 @@ class aclTensor:
             return f"{size} elements; allowed: less than {_MOST_ELEMENTS}"
         if nbytes is None or self.data_type not in NUMPY:
             return None
-        low, high = layout.extent(self.dims, self.steps)
+        low, high = extent(self.dims, self.steps)
         itemsize = NUMPY[self.data_type].itemsize
         if self.offset + low < 0 or (self.offset + high + 1) * itemsize > nbytes:
             return (
@@ -224,9 +224,9 @@ class aclTensor:
         return self._array
 
     @property
-    def region(self) -> layout.Region:
+    def region(self) -> Region:
         """The bytes of the view's elements."""
-        return layout.Region(self.address, self.dims, self.steps, self._itemsize)
+        return Region(self.address, self.dims, self.steps, self._itemsize)
 
     def loss(self) -> str | None:
         """The reason why the tensor's memory has become unusable; None if it has not."""
@@ -285,7 +285,7 @@ def aclCreateTensor(
     """
     name = "aclCreateTensor"
     dims = AclnnError.sizes(name, "viewDims", view_dims)
-    steps = layout.contiguous_strides(dims)
+    steps = contiguous_strides(dims)
     if strides is not None:
         steps = AclnnError.integers(name, "stride", strides)
     if len(steps) != len(dims):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...declarations.contract import Operator
+from ...declarations.options import Options, real
 from ...operators import batch_norm, group_norm, rms_norm, sync_batch_norm
-from ...operators.contract import Operator
-from ...operators.options import Options, real
 from ..rules import BoundArguments, Contract
 from . import contracts
 from .contracts import CHANNEL_LAST

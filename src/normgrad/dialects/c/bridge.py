@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...plans.plan import Plan
-from ...plans.workspaces import Memory
 from ...support.forks import LOADING
-from ...tensors.unusable import Unusable
+from ...support.values import Invalid
+from ...tensors.blocks import Memory
 from .. import infiniop
 from ..aclnn import aclBoolArray, aclCreateTensor, differences, phases, products
 from ..aclnn.tensors import NUMPY, Status, aclDataType, aclTensor
@@ -257,15 +257,13 @@ def _value(argument: Any) -> Any:
         return None
     if kind in (_IS_INTEGER, _IS_BOOL):
         return argument.integer if kind == _IS_INTEGER else bool(argument.integer)
-    return (
-        argument.real if kind == _IS_REAL else Unusable(argument.problem.decode(errors="replace"))
-    )
+    return argument.real if kind == _IS_REAL else Invalid(argument.problem.decode(errors="replace"))
 
 
 def _tensor(argument: Any) -> aclTensor:
     """The tensor of a C structure; its view may reach the whole block that its data is in."""
     it = _Tensor.from_address(argument.object)
-    owner = Unusable(argument.problem.decode()) if argument.problem else _OWNER
+    owner = Invalid(argument.problem.decode()) if argument.problem else _OWNER
     address, size, offset = it.data or 0, _UNKNOWN_SIZE, it.offset
     if argument.block and it.data_type in NUMPY:
         itemsize = NUMPY[aclDataType(it.data_type)].itemsize

@@ -10,13 +10,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...declarations.options import Options
 from ...operators.batch_norm import BATCH_NORM_BACKWARD
-from ...operators.options import Options
-from ...plans.plan import Plan, keep
+from ...plans.cache import Cache
+from ...plans.plan import Plan
+from ...support.values import describe, represent
 from ...tensors import frameworks
-from ...tensors import strides as layout
 from ...tensors.specs import TensorSpec
-from ...tensors.unusable import describe, represent
+from ...tensors.strides import contiguous_strides, extent, used_strides
 from .. import rules
 from ..errors import DialectError
 from .enumerations import infiniDevice_t as infiniDevice_t
@@ -250,12 +251,12 @@ def infiniopCreateTensorDescriptor(
     name = "infiniopCreateTensorDescriptor"
     rank = _integer(name, "ndim", ndim)
     dims = InfiniError.sizes(name, "shape", _integers(name, "shape", shape, rank))
-    steps = layout.contiguous_strides(dims)
+    steps = contiguous_strides(dims)
     if strides is not None:
         steps = _integers(name, "strides", strides, rank)
     kind = InfiniError.member(name, "dtype", infiniDtype_t, dtype)
     try:
-        TensorSpec(dims, "float64", layout.used_strides(dims, steps))  # of the largest elements
+        TensorSpec(dims, "float64", used_strides(dims, steps))  # of the largest elements
     except ValueError as error:  # the tensor would exceed the address space
         raise InfiniError(INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
@@ -325,12 +326,12 @@ def infiniopCreateBatchNormBackwardDescriptor(
     entry = _plans.get(key)
     if entry is None:
         entry = _make_plan(tensors)
-        keep(_plans, key, entry)
+        _plans[key] = entry
     return infiniopBatchNormBackwardDescriptor_t(*entry)
 
 
 #: The plans and specs of operators, by the descriptions of their tensors.
-_plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
+_plans: Cache[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = Cache()
 
 
 def _make_plan(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
@@ -342,9 +343,7 @@ def _make_plan(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpe
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
-            name: TensorSpec(
-                each.dims, each.dtype_name, layout.used_strides(each.dims, each.strides)
-            )
+            name: TensorSpec(each.dims, each.dtype_name, used_strides(each.dims, each.strides))
             for name, each in tensors.items()
         }
         # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
@@ -441,7 +440,7 @@ def _locate(name: str, value: Any, spec: TensorSpec, writing: bool) -> tuple[int
     if value is None:
         raise InfiniError.of(_RUN, name, "null; allowed: the tensor's memory")
     address, size, owner, *_ = InfiniError.memory(_RUN, name, value, writing)
-    _, high = layout.extent(spec.shape, spec.strides)
+    _, high = extent(spec.shape, spec.strides)
     needed = (high + 1) * spec.dtype.itemsize
     if size < needed:
         raise InfiniError.of(_RUN, name, f"{size} bytes; allowed: {needed}")

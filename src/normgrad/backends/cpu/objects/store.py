@@ -35,7 +35,7 @@ from .units import symbol
 #: The folder of the kernels' sources.
 FOLDER = Path(__file__).parents[1]
 #: Files outside this folder whose constants kernels use.
-_SHARED = "tensors/dtypes.py", "tensors/strides.py", "support/memory.py", "plans/problem.py"
+_SHARED = "tensors/dtypes.py", "tensors/strides.py", "support/memory.py", "declarations/problem.py"
 #: The folder with a folder for each level that the wheel brings kernels for.
 PACKAGED = FOLDER / "machine_code"
 #: The number of folders of kernels that are kept for each user: those of other checkouts, versions

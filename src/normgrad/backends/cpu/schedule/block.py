@@ -8,8 +8,8 @@ passes from Python to a kernel.
 
 from __future__ import annotations
 
-from ....plans import problem
-from ....plans.problem import Role
+from ....declarations import problem
+from ....declarations.problem import Role
 
 
 class _Fields:

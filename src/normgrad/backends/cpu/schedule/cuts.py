@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....plans.problem import Problem
+from ....declarations.problem import Problem
 from ....support.memory import LINE
 from ....tensors import dtypes
 from ....tensors.strides import ceil_div, round_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....plans.problem import STATISTICS, Problem
+from ....declarations.problem import STATISTICS, Problem
 from ....tensors import dtypes
 from ....tensors.dtypes import DType
 from ....tensors.strides import Axis, ceil_div, round_up

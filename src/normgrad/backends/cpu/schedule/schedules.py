@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from ....plans.problem import STATISTICS, Problem
+from ....declarations.problem import STATISTICS, Problem
 from ....support.machine import Machine
 from ....support.memory import LINE
 from ....tensors import dtypes
 from ....tensors.strides import ceil_div, round_up
-from ....tensors.symbolic import bits_of_real
+from ....tensors.symbolic import bits
 from . import block as B
 from .cuts import Cut, calls_of_part, cost_of, cut_of, keeps_chains, levels_of
 from .layout import (
@@ -153,9 +153,9 @@ def _facts(schedule: Schedule) -> _Values:
     return {
         B.FORWARD: problem.forward,
         B.GIVEN_SUMS: problem.takes_sums,
-        B.EPS: dtypes.bits(problem.eps),
-        B.MOMENTUM: dtypes.bits(problem.momentum),
-        B.DIVISOR: bits_of_real(problem.divisor),
+        B.EPS: bits(problem.eps),
+        B.MOMENTUM: bits(problem.momentum),
+        B.DIVISOR: bits(problem.divisor),
         B.PER_GROUP: problem.per_group,
         B.INVSTD_IS_VARIANCE: problem.invstd_is_variance,
         B.SINGLE: problem.arithmetic is dtypes.float32,

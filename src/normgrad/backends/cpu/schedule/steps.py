@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....plans.problem import Problem
+from ....declarations.problem import Problem
 from ....tensors import dtypes
 from . import block as B
 from .cuts import Cut, in_one_task, of_columns, over_channels, walks_forward, walks_once

@@ -1,6 +1,6 @@
 """The tables that declare operators, and the engine that checks calls against them.
 
-An operator lists its parameters and outputs. Each has a kind, which stands for a shape and a set of
+An operator lists its inputs and outputs. Each has a kind, which stands for a shape and a set of
 dtypes. All checks are made on specs, before anything is computed or written. What the vendors' APIs
 allow is in contracts of their own (:mod:`normgrad.dialects.rules`).
 """
@@ -15,12 +15,12 @@ from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..plans.problem import Role
 from ..tensors import dtypes
-from ..tensors import strides as layout
 from ..tensors.dtypes import DType
 from ..tensors.specs import TensorSpec, naming
+from ..tensors.strides import dense_like, overlaps_itself
 from .options import OPTIONS, Options, mask
+from .problem import Role
 
 MIN_RANK, MAX_RANK = 2, 8
 
@@ -44,7 +44,7 @@ class Kind(Enum):
         return dtypes.COUNTS if self is Kind.COUNT else dtypes.FLOATS
 
 
-class Parameter(NamedTuple):
+class Input(NamedTuple):
     """The declaration of an input tensor.
 
     Attributes:
@@ -96,8 +96,8 @@ class Output(NamedTuple):
 
 
 #: The first two inputs and the first output of every gradient.
-GRAD_OUT = Parameter("grad_out", Kind.DATA, Role.GRAD_OUT, required=True)
-INPUT = Parameter("input", Kind.DATA, Role.INPUT, required=True)
+GRAD_OUT = Input("grad_out", Kind.DATA, Role.GRAD_OUT, required=True)
+INPUT = Input("input", Kind.DATA, Role.INPUT, required=True)
 GRAD_INPUT = Output("grad_input", Kind.DATA, Role.RESULT, mask=0, in_place=("grad_out", "input"))
 #: The first output of every forward pass.
 OUTPUT = Output("output", Kind.DATA, Role.RESULT, in_place=("input",))
@@ -117,7 +117,7 @@ class Operator:
 
     Attributes:
         name: as in the public API.
-        parameters: the tensors, in the order of the function's arguments.
+        inputs: the tensors, in the order of the function's arguments.
         options: the names of the other arguments, in the order of the function's; see ``OPTIONS``.
         all_outputs: the results, in their order.
         result: the function that makes the caller's result from the outputs; by default the first.
@@ -131,7 +131,7 @@ class Operator:
     """
 
     name: str
-    parameters: tuple[Parameter, ...]
+    inputs: tuple[Input, ...]
     options: tuple[str, ...]
     all_outputs: tuple[Output, ...]
     result: Callable[[Sequence[Any]], Any] = itemgetter(0)
@@ -156,12 +156,12 @@ class Operator:
     @property
     def is_gradient(self) -> bool:
         """Whether the operator is a gradient, which takes ``grad_out``."""
-        return self.parameters[0] == GRAD_OUT
+        return self.inputs[0] == GRAD_OUT
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the parameters."""
-        return tuple(parameter.name for parameter in self.parameters)
+        """The names of the inputs."""
+        return tuple(each.name for each in self.inputs)
 
     @cached_property
     def out_is_tensor(self) -> bool:
@@ -171,15 +171,14 @@ class Operator:
     @cached_property
     def gathers(self) -> bool:
         """Whether the operator combines the statistics of several ranks."""
-        return any(parameter.kind is Kind.RANKS for parameter in self.parameters)
+        return any(each.kind is Kind.RANKS for each in self.inputs)
 
     def of_variance(self, name: str) -> Operator:
         """The same operator, except that the named input holds variances rather than 1/std."""
-        parameters = tuple(
-            each._replace(is_variance=each.is_variance or each.name == name)
-            for each in self.parameters
+        inputs = tuple(
+            each._replace(is_variance=each.is_variance or each.name == name) for each in self.inputs
         )
-        return replace(self, parameters=parameters)
+        return replace(self, inputs=inputs)
 
     def read_options(self, *values: Any, **keywords: Any) -> Options:
         """Check the arguments that are not tensors, by position or by name."""
@@ -201,9 +200,9 @@ class Operator:
     def outputs(self, options: Options) -> tuple[Output, ...]:
         """The outputs under these options; ``is_wanted`` of each is set."""
         idle = {
-            parameter.name
-            for parameter in self.parameters
-            if isinstance(parameter.role, tuple) and parameter.role_in(options) is None
+            each.name
+            for each in self.inputs
+            if isinstance(each.role, tuple) and each.role_in(options) is None
         }
         return tuple(
             output._replace(
@@ -217,7 +216,7 @@ class Operator:
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
     def roles(self, options: Options) -> Mapping[str, Role]:
         """The roles of the inputs and outputs that take part in the arithmetic."""
-        inputs = ((parameter.name, parameter.role_in(options)) for parameter in self.parameters)
+        inputs = ((each.name, each.role_in(options)) for each in self.inputs)
         outputs = ((output.name, output.role) for output in self.all_outputs)
         return {name: role for name, role in (*inputs, *outputs) if role is not None}
 
@@ -289,12 +288,10 @@ def present_inputs(
     ``specs`` are specs or tensors.
     """
     return {
-        parameter.name: spec
-        for parameter in operator.parameters
-        if (spec := specs.get(parameter.name)) is not None
-        and not (
-            spec.shape == (0,) and parameter.may_be_empty and parameter.role_in(options) is None
-        )
+        each.name: spec
+        for each in operator.inputs
+        if (spec := specs.get(each.name)) is not None
+        and not (spec.shape == (0,) and each.may_be_empty and each.role_in(options) is None)
     }
 
 
@@ -308,12 +305,12 @@ def check(
 
     An output without one in ``out_specs`` gets a dense spec in the input's layout.
     """
-    for parameter in operator.parameters:
-        spec = specs.get(parameter.name)
+    for each in operator.inputs:
+        spec = specs.get(each.name)
         if spec is not None:
-            _check_dtype(parameter.name, spec.dtype, parameter.kind.dtypes)
-        elif parameter.required:
-            raise TypeError(f"{parameter.name}: None; allowed: a tensor")
+            _check_dtype(each.name, spec.dtype, each.kind.dtypes)
+        elif each.required:
+            raise TypeError(f"{each.name}: None; allowed: a tensor")
     present: Specs = present_inputs(operator, options, specs)
     data = present["input"]
     least = 1 if operator.statistics is Kind.ROW else MIN_RANK
@@ -322,7 +319,7 @@ def check(
             f"input: {data.rank} axes, shape {data.shape}; allowed: {least} to {MAX_RANK}"
         )
     shapes = shapes_of(operator, options, present)
-    for name, kind in ((parameter.name, parameter.kind) for parameter in operator.parameters):
+    for name, kind in ((each.name, each.kind) for each in operator.inputs):
         spec = present.get(name)
         if spec is None:
             continue
@@ -341,16 +338,14 @@ def check(
         if spec is None:
             if output.is_wide:
                 dtype = dtypes.arithmetic(dtype)
-            strides = (
-                layout.dense_like(data.shape, data.strides) if output.kind is Kind.DATA else None
-            )
+            strides = dense_like(data.shape, data.strides) if output.kind is Kind.DATA else None
             with naming(output.name):
                 spec = TensorSpec(shape, dtype, strides)
         else:
             name = operator.out_name(index, output)
             _check_dtype(name, spec.dtype, output.kind.dtypes)
             _check_shape(name, spec.shape, shape, output.kind.value)
-            if layout.overlaps_itself(spec.shape, spec.strides):
+            if overlaps_itself(spec.shape, spec.strides):
                 raise ValueError(
                     f"{name}: shape {spec.shape} with strides {spec.strides} names some elements "
                     "twice; allowed: one place in memory for each"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ..operators import contract
-from ..operators.contract import Kind, Operator, Specs
-from ..operators.options import Options
 from ..tensors import dtypes
-from ..tensors import strides as layout
 from ..tensors.dtypes import DType
 from ..tensors.specs import TensorSpec
-from ..tensors.strides import Axis
+from ..tensors.strides import Axis, merge_axes
+from . import contract
+from .contract import Kind, Operator, Specs
+from .options import Options
 from .problem import STATISTICS, VECTORS, Problem, Role, Vector
 
 #: The placeholder for an absent axis.
@@ -72,8 +71,7 @@ def problem(
         eps=own_eps(data.dtype) if options.eps is None else options.eps,
         momentum=options.momentum,
         invstd_is_variance=any(
-            each.is_variance and each.role_in(options) is Role.INVSTD
-            for each in operator.parameters
+            each.is_variance and each.role_in(options) is Role.INVSTD for each in operator.inputs
         ),
         read_next=read_next,
         missing_mean=options.training and operator.is_centred and Role.MEAN not in by_role,
@@ -104,7 +102,7 @@ def _by_channel(
     sets = axes.pop(0) if grouped else ONE
     channels = channel.size
     per_group = channels // options.num_groups if grouped else 1
-    positions = layout.merge_axes(axes)
+    positions = merge_axes(axes)
     outer, inner = tuple(positions[:-1]), positions[-1] if positions else ONE
     if grouped and problem.forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
@@ -144,7 +142,7 @@ def _by_row(
             Axis(axis.size, (*axis.strides, *(specs[role].strides[k] for role in roles)))
             for k, axis in enumerate(some)
         ]
-        return layout.merge_axes(wider) or [Axis(1, (0,) * (3 + len(roles)))]
+        return merge_axes(wider) or [Axis(1, (0,) * (3 + len(roles)))]
 
     of_rows = [role for role in problem.vectors if role in STATISTICS]
     of_positions = [role for role in problem.vectors if role not in STATISTICS]

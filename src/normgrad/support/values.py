@@ -1,10 +1,16 @@
-"""The placeholder for invalid arguments, and the description of arguments in messages."""
+"""Callers' values: their description in messages, and the check of an integer."""
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
+from typing import Any
 
-class Unusable:
-    """The placeholder for an argument that a dialect must refuse, or the owner of such memory.
+import numpy as np
+
+
+class Invalid:
+    """The placeholder for an argument that must be refused, or the owner of such memory.
 
     Its text is the reason.
     """
@@ -20,7 +26,7 @@ class Unusable:
 
 def describe(value: object) -> str:
     """Describe an argument of a wrong type, for a message."""
-    if isinstance(value, Unusable):
+    if isinstance(value, Invalid):
         return repr(value)
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
@@ -37,3 +43,11 @@ def represent(value: object) -> str:
         return shorten(repr(value))
     except Exception:  # some tensors have no values to print
         return describe(value)
+
+
+def integer(name: str, value: Any) -> int:
+    """Check an integer argument; a boolean is not one."""
+    with suppress(Exception):  # a tensor of one element may raise any type of exception
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
+    raise TypeError(f"{name}: {represent(value)}; allowed: an integer")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator as operators
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..tensors.unusable import represent
+from ..support.values import integer, represent
 
 
 class Options(NamedTuple):
@@ -48,14 +47,6 @@ def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
             f"{name}: {len(entries)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
         )
     return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(entries))
-
-
-def integer(name: str, value: Any) -> int:
-    """Check an integer argument; a boolean is not one."""
-    with suppress(Exception):  # a tensor of one element may raise any type of exception
-        if not isinstance(value, (bool, np.bool_)):
-            return operators.index(value)
-    raise TypeError(f"{name}: {represent(value)}; allowed: an integer")
 
 
 def real(name: str, value: Any) -> float:

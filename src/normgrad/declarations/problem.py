@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from enum import IntEnum
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..tensors import dtypes
 from ..tensors.dtypes import DType
-from ..tensors.specs import TensorSpec
 from ..tensors.strides import Axis
+
+if TYPE_CHECKING:
+    from ..tensors.specs import TensorSpec
 
 
 class Role(IntEnum):

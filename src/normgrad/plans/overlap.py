@@ -7,17 +7,14 @@ another argument, except that some may have exactly the memory of an input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..plans.arguments import Arguments
-from . import strides as layout
-from .specs import TensorSpec
-from .unusable import describe
+from ..support.values import describe
+from ..tensors.specs import TensorSpec
+from ..tensors.strides import Region, overlap
 
-
-def usable_size(workspace_size: int, alignment: int) -> int:
-    """The number of bytes of a workspace that are used, from the first aligned byte on."""
-    return max(0, workspace_size - alignment + 1)
+if TYPE_CHECKING:
+    from .arguments import Arguments
 
 
 class Place(NamedTuple):
@@ -47,7 +44,7 @@ class Place(NamedTuple):
         """Whether this output shares a byte with another tensor, and must not."""
         if address == other_address and self.may_be(other):
             return False
-        return layout.overlap(self.spec.region(address), other.spec.region(other_address))
+        return overlap(self.spec.region(address), other.spec.region(other_address))
 
     def check_address(self, value: Any, address: int, on_gpu: bool) -> None:
         """Raise an error for a tensor without memory, or on a GPU for a misaligned one."""
@@ -73,7 +70,7 @@ def check(
     call: Arguments,
     inputs: Places,
     outputs: Places,
-    workspace: layout.Region | None,
+    workspace: Region | None,
     on_gpu: bool,
 ) -> None:
     """Check the memory of a call's tensors, and of a workspace that the caller provided.
@@ -97,9 +94,9 @@ def check(
         if place is not None and each is not None and each.original is not None
     ]
 
-    def check_original(name: str, region: layout.Region) -> None:
+    def check_original(name: str, region: Region) -> None:
         for other, original in originals:
-            if layout.overlap(region, original):
+            if overlap(region, original):
                 raise _shares(name, other)
 
     for index, place in enumerate(outputs, len(inputs)):
@@ -122,7 +119,7 @@ def check(
         low, high = workspace.address, workspace.address + workspace.shape[0]
         for first, end, other, elsewhere in spans:
             is_near = first < high and low < end
-            if is_near and layout.overlap(workspace, other.spec.region(elsewhere)):
+            if is_near and overlap(workspace, other.spec.region(elsewhere)):
                 raise _shares("workspace", other.name)
         check_original("workspace", workspace)
 
