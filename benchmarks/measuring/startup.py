@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from normgrad.support import cache as folders
+from normgrad.support import cache
 
 #: The numbers of processes without and with kernels on disk; compiling takes seconds.
 COLD_RUNS, WARM_RUNS = 3, 7
@@ -43,11 +43,11 @@ print(json.dumps([1e3 * (end - begin) for begin, end in spans]))
 TIMES = ("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
 
 
-def _start(cache: Path) -> dict[str, float]:
+def _start(folder: Path) -> dict[str, float]:
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", _CHILD],
-        env={**os.environ, folders.VARIABLE: str(cache)},
+        env={**os.environ, cache.VARIABLE: str(folder)},
         capture_output=True,
         text=True,
         check=False,

@@ -10,6 +10,7 @@ from normgrad.cli.app import app
 torch = pytest.importorskip("torch")
 
 from normgrad.bench import layers  # noqa: E402
+from normgrad.cli import bench as command  # noqa: E402
 
 
 @pytest.fixture
@@ -52,7 +53,9 @@ def test_layers_are_timed_by_turns(cli):
     assert any("████" in line for line in lines)
     assert max(map(len, (line for line in text if "×" in line))) <= 80
     assert any("1 thread, float32" in line for line in lines)
-    assert any(line.startswith(f"as fast as PyTorch {torch.__version__}: ") for line in lines)
+    means = f"times as fast as PyTorch {torch.__version__} (geometric mean)"
+    for timed_pass in ("training", "evaluation"):
+        assert sum(line.startswith(f"{timed_pass}: ") and means in line for line in lines) == 1
 
 
 def test_both_layers_compute_the_same(monkeypatch):
@@ -74,13 +77,29 @@ def test_both_layers_compute_the_same(monkeypatch):
         torch.testing.assert_close(*found.pop(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_picture(cli, tmp_path):
-    pytest.importorskip("matplotlib")
+def test_bars_are_drawn_in_eighths():
+    shares = [1, 0.75, 0.5 + 1 / 32, 1 / 32, 0]
+    assert [*map(command._bar, shares)] == ["████", "███", "██▏", "▏", "▏"]
+
+
+def test_a_picture(cli, tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    save, inside = figure.savefig, []
+
+    def checked(drawn, *arguments, **options):
+        drawn.draw_without_rendering()
+        for axes in drawn.axes:
+            frame = axes.get_window_extent()
+            inside.extend(text.get_window_extent().x1 <= frame.x1 for text in axes.texts)
+        save(drawn, *arguments, **options)
+
+    monkeypatch.setattr(figure, "savefig", checked)
     path = tmp_path / "layers.svg"
     result = cli("--quick", "--dtype", "bfloat16", "--plot", path)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"written    {path}"
     assert path.read_bytes().startswith(b"<?xml")
+    assert inside == [True] * 6  # the bars' labels
 
 
 @pytest.mark.parametrize(

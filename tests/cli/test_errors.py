@@ -3,7 +3,6 @@
 import os
 import struct
 import sys
-import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -47,14 +46,14 @@ def test_pipe(refused, tmp_path):
 def test_unreadable(cli, batch_norm, tmp_path, monkeypatch):
     file = batch_norm.save(tmp_path / "layer.npz")
 
-    opened = os.open
+    opened = Path.open
 
     def denied(path, *args, **kwargs):
         if path == file:
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, "open", denied)  # whoever runs the tests may read everything
+    monkeypatch.setattr(Path, "open", denied)  # whoever runs the tests may read everything
     result = cli("run", file)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"normgrad: {file}: Permission denied; {EITHER}\n"
@@ -300,7 +299,7 @@ def test_an_array_in_the_place_of_a_number(refused, batch_norm, tmp_path):
     allowed = "allowed: a 0-d entry with a number, a boolean or a word"
     for value, shown in [
         (np.zeros((1, 1)), "shape (1, 1) and dtype float64"),
-        (np.zeros(65), "shape (65,) and dtype float64"),
+        (np.zeros(513), "shape (513,) and dtype float64"),
         (np.array(1j), "shape () and dtype complex128"),
         (np.array("x" * 1025), "shape () and dtype <U1025"),
     ]:
@@ -361,19 +360,6 @@ def test_long_names_and_words_are_shortened(cli, refused, batch_norm, tmp_path, 
         assert len(result.stderr) < 5100
     batch_norm.choices["training"] = "x" * (1000 if suffix == ".npz" else 50_000)
     assert len(refused(batch_norm.save(file))) < 400 + len(str(file))
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_long_name_that_is_there_twice(refused, batch_norm, tmp_path):
-    long = "beginning" + "x" * 50_000 + "ending"
-    file = batch_norm.save(tmp_path / "layer.npz")
-    with zipfile.ZipFile(file, "a") as archive:
-        archive.writestr(f"{long}.npy", b"")
-        archive.writestr(f"{long}.npy", b"")
-    line = refused(file)
-    assert line.startswith(f"{file}: beginningxxx")
-    assert line.endswith("xxxending: there twice; allowed: one entry of each name")
-    assert len(line) < 400 + len(str(file))
 
 
 def test_interrupt(cli, batch_norm, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 import normgrad
 from normgrad.backends.cpu import target
-from normgrad.backends.cpu.objects import store
+from normgrad.backends.cpu.objects import store, units
 from normgrad.cli import info
 from normgrad.operators.by_name import OPERATORS
 from normgrad.support import cache
@@ -135,7 +135,8 @@ def test_clean_removes_what_normgrad_keeps_and_no_more(cli, tmp_path, monkeypatc
     for path in mine:
         cache.write(path, b"")
     cache.write(tmp_path / cache.KERNELS / f"{0:016}" / "kernel.o", bytes(3 << 20))
-    cache.write(tmp_path / cache.GPU / "0123456789abcdef.txt", b"")
+    for suffix in ("txt", "json"):  # as now and before
+        cache.write(tmp_path / cache.GPU / f"0123456789abcdef.{suffix}", b"")
     with cache.alone(cache.TORCH, "build", "works"):
         pass
     for size in ("3.0", "0.0"):
@@ -149,6 +150,20 @@ def test_clean_removes_what_normgrad_keeps_and_no_more(cli, tmp_path, monkeypatc
     assert result.stderr == (
         "normgrad: NORMGRAD_CACHE_DIR: 'here'; allowed: the absolute path of a folder\n"
     )
+
+
+def test_how_many_kernels_are_compiled(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    every = len(units.every())
+
+    def shown():
+        return re.search(r"compiled +(.*?) *$", cli("info").stdout, re.M)[1]
+
+    assert shown() == f"0 of {every}; `normgrad warmup` compiles the other {every}"
+    store.keep(units.DRIVER, b"machine code")
+    assert shown() == f"1 of {every}; `normgrad warmup` compiles the other {every - 1}"
+    monkeypatch.setattr(store, "find", lambda units: dict.fromkeys(units, b"brought"))
+    assert shown() == f"{every} of {every}"
 
 
 def test_features():
@@ -177,6 +192,16 @@ def test_help(cli, arguments):
     result = cli(*arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "Usage: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "bench", "warmup", "verify", "aclnn contract", "capi build", "capi flags"]
+)
+def test_help_cuts_no_name(cli, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli(*command.split(), "--help").stdout
+    assert max(map(len, shown.splitlines())) == 80
+    assert "…" not in shown
 
 
 def test_help_says_what_a_file_must_contain(cli):

@@ -78,7 +78,7 @@ def test_results_on_a_full_standard_output(batch_norm, tmp_path):
         ("2>&-", ("walk",)),
         ("2>/dev/full", ("bench", "--device", "tpu")),
         ("2>/dev/full", ("aclnn", "contract", "no")),
-        ("2>/dev/full", ("capi", "flags", "acl", "--out", "nowhere")),
+        ("2>/dev/full", ("capi", "flags", "aclnn", "--out", "nowhere")),
     ],
     ids=str,
 )

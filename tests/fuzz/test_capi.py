@@ -82,7 +82,7 @@ class Blocks:
 
     Args:
         views: the tensors.
-        dialect: whose memory: "acl" or "infini".
+        dialect: whose memory: "aclnn" or "infiniop".
     """
 
     def __init__(self, views: dict[str, hostile.View], dialect: str) -> None:
@@ -99,7 +99,7 @@ class Blocks:
         for arena in self._arenas:
             block = self._names[id(arena)]
             content = ("bytes", arena.tobytes())
-            if self._dialect == "acl":
+            if self._dialect == "aclnn":
                 steps += [
                     ("aclrtMalloc", [("at", block), arena.size, 0]),
                     ("aclrtMemcpy", [("made", block), arena.size, content, arena.size, 1]),
@@ -115,7 +115,7 @@ class Blocks:
         return [("read", self._names[id(arena)], arena.size) for arena in self._arenas]
 
     def freed(self) -> list[Any]:
-        free = "aclrtFree" if self._dialect == "acl" else "infinirtFree"
+        free = "aclrtFree" if self._dialect == "aclnn" else "infinirtFree"
         return [(free, [("made", self._names[id(arena)])]) for arena in self._arenas]
 
     def take_back(self, contents: list[bytes]) -> None:
@@ -183,7 +183,7 @@ def _ended(arguments: dict[str, Any]) -> list[Any]:
 @given(data=st.data())
 def test_aclnn_legal(child: Child, function: str, data: Any) -> None:
     call = data.draw(_acl_calls(function))
-    blocks = Blocks(call.views, "acl")
+    blocks = Blocks(call.views, "aclnn")
     steps, arguments = _acl_steps(call, blocks)
     phases = _phases(function, arguments)
     before, watched = call.inputs(), call.watched()
@@ -217,7 +217,7 @@ _NO_HANDLES = [0xDEADBEEF, 1, 8, 0x7FFF00001000, 2**63, 2**64 - 16, 0x4E47000000
 def test_aclnn_misused(child: Child, function: str, data: Any) -> None:
     """A handle that is none, was destroyed, or is of another kind; memory that was freed."""
     call = data.draw(_acl_calls(function))
-    blocks = Blocks(call.views, "acl")
+    blocks = Blocks(call.views, "aclnn")
     steps, arguments = _acl_steps(call, blocks)
     handles = [name for name, value in arguments.items() if isinstance(value, tuple)]
     looked_at = [name for name in handles if call.wanted.get(name, True)]
@@ -292,7 +292,7 @@ def _infini_run(pointers: dict[str, Any], descriptors: dict[str, Any]) -> list[A
 def test_infiniop_calls(child: Child, drawn: Any, data: Any) -> None:
     """Legal calls, and such with a handle or a pointer that is none."""
     views, _ = drawn
-    blocks = Blocks(views, "infini")
+    blocks = Blocks(views, "infiniop")
     steps = _infini_steps(views, blocks)
     pointers: dict[str, Any] = {
         name: ("behind", (blocks.name(views[name]), views[name].offset)) for name in _ALL

@@ -63,17 +63,6 @@ def ending_in_one_line() -> Iterator[None]:
         sys.exit(UNUSABLE)
 
 
-def _keep_numbers() -> None:
-    """Open /dev/null at the descriptors of closed standard streams.
-
-    The next files opened would get these descriptors otherwise, and libraries and child processes
-    would print into them.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # open returns the lowest free one
-        os.set_inheritable(number, True)
-    os.close(number)
-
-
 class _Stream:
     """A standard stream whose writes raise no error, but keep it for later.
 
@@ -109,7 +98,6 @@ class _Stream:
 
 def main(command: Callable[[], object] | None = None) -> None:
     """The entry point ``normgrad``, or that of another command whose lines end in the same way."""
-    _keep_numbers()
     output: Any = _Stream(sys.stdout)
     errors: Any = _Stream(sys.stderr)
     with redirect_stdout(output), redirect_stderr(errors):

@@ -11,7 +11,7 @@ import normgrad
 
 from ..operators.by_name import OPERATORS, choices_of
 from ..support import cache
-from . import FAILED, archives, bench, capi, contract, info, run, say, show, verify, warmup
+from . import FAILED, aclnn, archives, bench, capi, info, run, say, show, verify, warmup
 
 
 def _signatures() -> str:
@@ -107,7 +107,7 @@ def _run(
         ),
     ] = None,
     operator: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(OPERATORS)}.")
+        str | None, typer.Option(metavar="NAME", help="The operator, one of those above.")
     ] = None,
     training: Annotated[
         bool | None,
@@ -174,5 +174,5 @@ app.command("bench")(bench.bench)
 app.command("verify", context_settings=verify.SETTINGS)(verify.verify)
 app.command("warmup")(warmup.warmup)
 
-app.add_typer(contract.app, name="aclnn")
+app.add_typer(aclnn.app, name="aclnn")
 app.add_typer(capi.app, name="capi")

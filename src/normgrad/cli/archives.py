@@ -1,17 +1,14 @@
 """Read an operator's tensors from .npz and .safetensors files, and write files atomically.
 
-Files that are read are not trusted: nothing is unpickled, no name in an archive becomes a path, and
-every size that a header claims is compared with what the file can hold before memory is allocated
-for it.
+NumPy and the safetensors library read them. Files are not trusted: nothing is unpickled, no name in
+an archive becomes a path, and sizes are checked before memory is allocated for them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
-import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,22 +29,19 @@ from ..tensors.dtypes import DType
 
 Array = npt.NDArray[Any]
 
-#: Reading a file may take this many times the file's size of memory, and this many bytes more, as
-#: `normgrad run --help` says. Deflate packs at most 1032 bytes into one, so no honest archive
-#: exceeds the ratio. The slack is for NumPy's buffers and the parser of a header.
-MAX_RATIO, RATIO_SLACK = 1032, 1 << 20
+#: An archive may claim to unpack to this many times its size: deflate packs no more into a byte.
+MAX_PACKED = 1032
 
-#: The most bytes of an array's header; NumPy writes 118 for few axes. Headers are parsed as Python
-#: code, which takes up to 1,400 times their size (in Python 3.12; 500 times in 3.11), and are too
-#: short to be nested deeper than the parser can follow.
+#: Reading a file may take this many times the file's size of memory, and this many bytes more, as
+#: `normgrad run --help` says: NumPy makes copies, and the parser of a header needs some, too.
+MAX_RATIO, RATIO_SLACK = 4 * MAX_PACKED, 2 << 20
+
+#: The most bytes of an array's header; NumPy writes 118 for few axes. NumPy parses headers as
+#: Python code, which takes up to 1,400 times their size.
 MAX_HEADER = 512
 
-#: If this many bytes are left, a decoder's error was not for lack of memory. A decoder uses
-#: Python's allocator, which takes memory from the system by the MiB.
-DECODER_MEMORY = 4 << 20
-
-#: The largest entry that is read as a number, a word or a few flags.
-MAX_SCALAR_ELEMENTS, MAX_SCALAR_BYTES = 64, 4096
+#: The most bytes of an entry that is read as a number, a word or a few flags.
+MAX_VALUE = 4096
 
 _EITHER = "a .npz or .safetensors file"
 
@@ -100,9 +94,9 @@ class Contents(ABC):
     names: Sequence[str] = ()
     metadata: Mapping[str, str] = {}
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._most = MAX_RATIO * size + RATIO_SLACK
+        self._size = path.stat().st_size
 
     @abstractmethod
     def _entry(self, name: str) -> _Entry: ...
@@ -114,26 +108,34 @@ class Contents(ABC):
         except (InputError, MemoryError):
             raise
         except Exception as error:  # a crafted file can make a decoder raise anything
-            memory.need("reading", DECODER_MEMORY)  # so can a lack of memory
-            reason = shorten(f"{error}") or type(error).__name__
+            memory.need("reading", self._size + RATIO_SLACK)  # so can a lack of memory
+            reason = shorten(f"{error}".partition("\n")[0]) or type(error).__name__
             damage = f"{what}: damaged or truncated ({reason})"
             raise InputError(self.path, damage, f"an intact {self.format.value} file") from None
 
+    def _described(self, name: str) -> _Entry:
+        """An entry, unless it has more elements, or a longer axis, than the file's size allows.
+
+        An array without elements may claim any number of channels at no cost in bytes, and the
+        gradients of its parameters would have as many elements.
+        """
+        with self._decoding(name):
+            entry = self._entry(name)
+        most = MAX_PACKED * self._size
+        if max((math.prod(entry.shape), *entry.shape)) * entry.dtype.itemsize > most:
+            text = f"{name}: shape {represent(entry.shape)} in a file this small"
+            raise InputError(self.path, text, f"at most {most} bytes")
+        return entry
+
     def tensor(self, name: str, allowed: Sequence[DType]) -> Array:
         """An entry's array; an InputError unless it can be read and its dtype is allowed."""
-        entry = self._entry(name)
+        entry = self._described(name)
         if dtypes.from_numpy(entry.dtype) not in allowed:
             lacking = [dtypes.bfloat16] if self.format is Format.NPZ else []
             names = ", ".join(known.name for known in allowed if known not in lacking)
             if set(lacking) & set(allowed):
                 names += " (and bfloat16 in a .safetensors)"
             raise InputError(self.path, f"{name}: dtype {entry.dtype_name}", names)
-        # An array without elements may claim any number of channels at no cost in bytes, and the
-        # gradients of its parameters would have as many elements.
-        longest = self._most // dtypes.float64.itemsize
-        if max(entry.shape, default=0) > longest:
-            text = f"{name}: shape {represent(entry.shape)} in a file this small"
-            raise InputError(self.path, text, f"axes of at most {longest}")
         with self._decoding(name):
             return entry.read()
 
@@ -146,14 +148,9 @@ class Contents(ABC):
             return self.metadata[name]
         if name not in self.names:
             return None
-        entry = self._entry(name)
-        elements = math.prod(entry.shape)
-        if (
-            entry.dtype.kind not in "biufUS"
-            or len(entry.shape) > 1
-            or elements > MAX_SCALAR_ELEMENTS
-            or elements * entry.dtype.itemsize > MAX_SCALAR_BYTES
-        ):
+        entry = self._described(name)
+        size = math.prod(entry.shape) * entry.dtype.itemsize
+        if entry.dtype.kind not in "biufUS" or len(entry.shape) > 1 or size > MAX_VALUE:
             array = f"an array of shape {represent(entry.shape)} and dtype {entry.dtype_name}"
             allowed = "a 0-d entry with a number, a boolean or a word"
             raise InputError(self.path, f"{name}: {array}", allowed)
@@ -167,77 +164,44 @@ class _Npz(Contents):
 
     format = Format.NPZ
 
-    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
-        super().__init__(path, size)
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        super().__init__(path)
         with self._decoding("the archive"):
             self._archive = zipfile.ZipFile(file)
         members = self._archive.infolist()
-        # Check sizes first: reading allocates what a member claims, even if no file of this size
-        # can hold it, and overlapping members would let a small file be read again and again.
+        # Reading allocates what a member claims, even if no file of this size can hold it.
         packed = sum(member.compress_size for member in members)
-        if packed > size:
-            text = f"the archive: members of {packed} bytes in a file of {size}"
-            raise InputError(path, text, "members beside each other")
-        total, most = sum(member.file_size for member in members), MAX_RATIO * size
-        if total > most:
-            text = f"the archive: {size} bytes that claim to unpack to {total}"
-            raise InputError(path, text, f"at most {most}")
-        self._members: dict[str, zipfile.ZipInfo] = {}
-        for member in members:
-            name = member.filename.removesuffix(".npy")
-            if name in self._members:
-                raise InputError(path, f"{shorten(name)}: there twice", "one entry of each name")
-            self._members[name] = member
+        unpacked = sum(member.file_size for member in members)
+        most = MAX_PACKED * self._size
+        if packed > self._size or unpacked > most:
+            text = f"the archive: {packed} bytes that claim to unpack to {unpacked}"
+            raise InputError(path, text, f"{self._size}, the file's size, and at most {most}")
+        self._members = {member.filename.removesuffix(".npy"): member for member in members}
         self.names = tuple(self._members)
 
-    @contextmanager
-    def _open(self, name: str) -> Iterator[Any]:
-        member = self._members[name]
+    def _entry(self, name: str) -> _Entry:
+        member, lib = self._members[name], np.lib.format
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             # Other methods' decoders allocate what their own headers claim.
             method = f"{name}: compression method {member.compress_type}"
             raise InputError(self.path, method, "stored or deflated members, as NumPy writes them")
-        with self._decoding(name), warnings.catch_warnings():
-            # NumPy warns of headers that Python 2 wrote, but reads them.
-            warnings.simplefilter("ignore")
-            opened: Any
-            with self._archive.open(member) as opened:
-                # The header's length follows the version, in two bytes or in four. NumPy would read
-                # the whole length that is claimed.
-                start = opened.peek(12)
-                length = int.from_bytes(start[8 : 10 if start[6:7] == b"\x01" else 12], "little")
-                is_npy = start.startswith(np.lib.format.MAGIC_PREFIX)
-                if is_npy and min(length, member.file_size) > MAX_HEADER:
-                    header = f"{name}: a header of {length} bytes"
-                    raise InputError(self.path, header, f"at most {MAX_HEADER}, as an array has")
-                yield opened
-
-    def _entry(self, name: str) -> _Entry:
-        with self._open(name) as member:
-            lib = np.lib.format
-            readers = {(1, 0): lib.read_array_header_1_0, (2, 0): lib.read_array_header_2_0}
-            version = lib.read_magic(member)
-            if version not in readers:
-                raise InputError(self.path, f"{name}: .npy version {version}", "1.0, 2.0")
-            shape, _, dtype = readers[version](member)
-            if dtype.hasobject:
-                objects = f"{name}: an array of Python objects, which are never unpickled"
-                allowed = "numbers, booleans and words, and no entry at all for None"
-                raise InputError(self.path, objects, allowed)
-            claimed = member.tell() + math.prod(shape) * dtype.itemsize
-            size = self._members[name].file_size
-            if min(shape, default=0) < 0 or claimed != size:
-                claim = f"shape {shape} of {dtype} would be {claimed} bytes with its header"
-                text = f"{name}: {claim}, and the entry has {size}"
-                raise InputError(self.path, text, "an intact .npz file")
+        with self._archive.open(member) as opened:
+            is_first = lib.read_magic(opened) == (1, 0)
+            read_header = lib.read_array_header_1_0 if is_first else lib.read_array_header_2_0
+            shape, _, dtype = read_header(opened, max_header_size=MAX_HEADER)
+        if dtype.hasobject:
+            objects = f"{name}: an array of Python objects, which are never unpickled"
+            allowed = "numbers, booleans and words, and no entry at all for None"
+            raise InputError(self.path, objects, allowed)
         is_number = dtype.isnative and dtype.kind in "biufc"
         dtype_name = dtype.name if is_number else dtype.str if dtype.names is None else "record"
-        return _Entry(shape, dtype, dtype_name, partial(self._read, name))
+        return _Entry(shape, dtype, dtype_name, partial(self._read, member))
 
-    def _read(self, name: str) -> Array:
-        with self._open(name) as member:
-            array: Array = np.lib.format.read_array(member, allow_pickle=False)
-            member.read(1)  # zipfile compares the checksum only at the end
+    def _read(self, member: zipfile.ZipInfo) -> Array:
+        with self._archive.open(member) as opened:
+            array: Array = np.lib.format.read_array(
+                opened, allow_pickle=False, max_header_size=MAX_HEADER
+            )
         return array
 
 
@@ -256,61 +220,48 @@ class _Safetensors(Contents):
 
     format = Format.SAFETENSORS
 
-    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
-        import safetensors
+    def __init__(self, path: Path, _: BinaryIO) -> None:
+        from safetensors import safe_open
 
-        super().__init__(path, size)
+        super().__init__(path)
+        opened: Any = safe_open  # whose methods have no types
         with self._decoding("the header"):
-            data = file.read(size)  # and no more, even if the file has grown
-            memory.need("reading", len(data))  # deserialising makes a copy
-            # Not safetensors.numpy.load, which does not support bfloat16.
-            decode: Any = safetensors.deserialize
-            self._entries: dict[str, Any] = dict(sorted(decode(data)))
-            end = 8 + int.from_bytes(data[:8], "little")
-            self.metadata = json.loads(data[8:end]).get("__metadata__") or {}
-        self.names = tuple(self._entries)
+            self._file = opened(path, framework="numpy")
+            self.names = tuple(self._file.keys())
+            self.metadata = self._file.metadata() or {}
 
     def _entry(self, name: str) -> _Entry:
-        entry = self._entries[name]
-        shape, dtype_name = tuple(entry["shape"]), entry["dtype"]
+        described = self._file.get_slice(name)
+        dtype_name = described.get_dtype()
         # NumPy lacks some dtypes; void is no tensor's and no value's.
         dtype = _SAFETENSORS_DTYPES.get(dtype_name, np.dtype(np.void))
-        return _Entry(shape, dtype, dtype_name, lambda: np.ndarray(shape, dtype, entry["data"]))
+        read = partial(self._file.get_tensor, name)
+        return _Entry(tuple(described.get_shape()), dtype, dtype_name, read)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[Contents]:
     """Open a file in the format of its content, whatever its name; otherwise an InputError."""
+    kind = _kind(path)
+    with path.open("rb") as file:
+        yield kind(path, file)
+
+
+def _kind(path: Path) -> type[_Npz | _Safetensors]:
     try:
-        _check_regular(path, path.stat())
-        # Do not block: if a pipe has just replaced the file, opening it would wait for a writer.
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for a writer
+            what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise InputError(path, what, _EITHER)
+        with path.open("rb") as file:
+            start = file.read(9)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(path, str(reason), _EITHER) from None
-    with file:
-        status = os.fstat(file.fileno())
-        _check_regular(path, status)
-        yield _contents(path, file, status.st_size)
-
-
-def _check_regular(path: Path, status: os.stat_result) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise InputError(path, "a directory", _EITHER)
-    if not stat.S_ISREG(status.st_mode):
-        raise InputError(path, "not a regular file", _EITHER)
-
-
-def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
-    try:
-        start = file.read(9)
-        file.seek(0)
-    except OSError as error:
-        raise InputError(path, f"cannot be read ({error.strerror or error})", _EITHER) from None
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _Npz(path, file, size)
+        return _Npz
     if start[8:] == b"{":
-        return _Safetensors(path, file, size)
+        return _Safetensors
     what = {
         ".npz": "not a .npz file: it does not begin as a zip archive",
         ".safetensors": "not a .safetensors file: it has no header",

@@ -25,8 +25,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 PICTURES = (".png", ".svg", ".pdf")
 #: For how long a case is timed, in seconds, unless it takes longer.
 SECONDS, QUICK_SECONDS = 0.8, 0.1
-#: The longest bar in characters.
+#: The longest bar in characters, each of which is drawn in eighths.
 LONGEST_BAR = 4
+_EIGHTHS: tuple[str, ...] = ("", *"▏▎▍▌▋▊▉")
 
 
 def bench(
@@ -84,7 +85,7 @@ def bench(
     normgrad.set_num_threads(count)
     cases, seconds = layers.cases(), QUICK_SECONDS if quick else SECONDS
     groups: dict[str, list[LayerTimes]] = {}
-    with show.progress(len(cases), "cases") as advance:
+    with show.progress(len(cases)) as advance:
         for case in cases:
             advance(str(case), 0)
             times = layers.measure(case, getattr(torch, dtype), seconds)
@@ -110,16 +111,16 @@ def _print(groups: Mapping[str, Sequence[LayerTimes]], where: str) -> None:
             (
                 *(each.case.name, "×".join(map(str, each.case.shape))),
                 *(f"{each.torch * 1e3:.3g}", f"{each.ours * 1e3:.3g}", f"{each.gain:.2f}"),
-                "█" * max(1, round(LONGEST_BAR * each.gain / longest)),
+                _bar(each.gain / longest),
             )
             for each in group
         ]
         show.columns(header, lines, title=timed_pass, right=("PyTorch", "normgrad", "gain"))
-        means.append(f"{geometric_mean(each.gain for each in group):.2f} times in {timed_pass}")
-    notes = [
-        f"times in ms, on {where}",
-        f"as fast as PyTorch {version('torch')}: {', '.join(means)} (geometric means)",
-    ]
+        gain = geometric_mean(each.gain for each in group)
+        means.append(
+            f"{timed_pass}: {gain:.2f} times as fast as PyTorch {version('torch')} (geometric mean)"
+        )
+    notes = [f"times in ms, on {where}", *means]
     from ..bench.timing import NOISY
 
     noisy = sum(each.spread > NOISY for each in results)
@@ -131,6 +132,12 @@ def _print(groups: Mapping[str, Sequence[LayerTimes]], where: str) -> None:
     show.print_lines(*notes)
 
 
+def _bar(share: float) -> str:
+    """A bar of this share of the longest one's length."""
+    whole, rest = divmod(max(1, round(8 * LONGEST_BAR * share)), 8)
+    return "█" * whole + _EIGHTHS[rest]
+
+
 def _picture(groups: Mapping[str, Sequence[LayerTimes]], where: str, ending: str) -> bytes:
     """Draw the gains as bars, a panel for each pass."""
     import io
@@ -139,12 +146,14 @@ def _picture(groups: Mapping[str, Sequence[LayerTimes]], where: str, ending: str
 
     figure = Figure(figsize=(9, 0.5 + 0.3 * max(map(len, groups.values()))), layout="constrained")
     panels: Any = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    longest = max(each.gain for group in groups.values() for each in group)
     for axes, (timed_pass, group) in zip(panels, groups.items(), strict=True):
         names = [each.case.name for each in group]
         bars = axes.barh(names, [each.gain for each in group])
         axes.bar_label(bars, fmt="%.1f×", padding=3)
         axes.axvline(1, color="black", linewidth=1)
-        axes.set(title=f"{timed_pass}: times as fast as PyTorch", xlim=(0, None))
+        # Leave room for the longest bar's label.
+        axes.set(title=f"{timed_pass}: times as fast as PyTorch", xlim=(0, 1.25 * longest))
         axes.invert_yaxis()
     figure.supxlabel(where, fontsize="small")
     file = io.BytesIO()

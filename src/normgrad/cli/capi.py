@@ -134,11 +134,11 @@ def _functions_of_vendors(path: Path, known: set[str]) -> set[str]:
 
 @app.command("flags")
 def _flags(
-    out: _Out, dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="acl or infini.")]
+    out: _Out, dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="aclnn or infiniop.")]
 ) -> None:
     """Print what a program is compiled and linked with.
 
-    c++ host.cpp $(normgrad capi flags --out DIR acl) -o host
+    c++ host.cpp $(normgrad capi flags --out DIR aclnn) -o host
     """
     from ..dialects.c import build
     from ..dialects.c.declarations import DIALECTS

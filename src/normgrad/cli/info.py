@@ -78,6 +78,19 @@ def kernels_kept() -> Rows:
     return (("come from", source), (FOLDER, place))
 
 
+def _warm() -> str:
+    """How many kernels the first calls find compiled, in the package or in the cache folder."""
+    from ..backends.cpu.objects import store, units
+
+    every = units.every()
+    try:
+        missing = len(every) - len(store.find(every))
+    except SettingError:  # the folder's row shows the error
+        return "none"
+    rest = f"; `normgrad warmup` compiles the other {missing}" if missing else ""
+    return f"{len(every) - missing} of {len(every)}{rest}"
+
+
 def _kernels() -> Rows:
     try:
         count = str(threads.get_num_threads())
@@ -85,7 +98,8 @@ def _kernels() -> Rows:
         count = "none"
     has_torch = version("torch") != NOT_INSTALLED
     layers = [("layers run", route_of_layers())] if has_torch else []
-    return (("threads", f"{count} ({threads.VARIABLE} sets them)"), *kernels_kept(), *layers)
+    number = f"{count} ({threads.VARIABLE} sets them)"
+    return (("threads", number), ("compiled", _warm()), *kernels_kept(), *layers)
 
 
 def route_of_layers() -> str:

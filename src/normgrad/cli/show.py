@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -132,46 +131,12 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     print_lines(grid)
 
 
-#: Seconds between two lines of progress.
-EVERY = 5.0
-
-
 @contextmanager
-def _progress_lines(total: int, noun: str) -> Iterator[Any]:
-    """Print the progress on stderr every few seconds; yield a function that counts and labels."""
-    count, label, ended = 0, "", threading.Event()
-
-    def advance(text: str, step: int = 1) -> None:
-        nonlocal count, label
-        count, label = count + step, f": {text}"
-
-    def print_progress() -> None:
-        while not ended.wait(EVERY):
-            say(f"{count} of {total} {noun}{label}")
-
-    # A thread, since a case that hangs or compiles keeps this one waiting for minutes.
-    thread = threading.Thread(target=print_progress, daemon=True)
-    thread.start()
-    try:
-        yield advance
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
-def progress(total: int, noun: str = "") -> Iterator[Any]:
-    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it.
-
-    With a noun for what is counted, there are lines instead of the bar where it is no terminal.
-    """
+def progress(total: int) -> Iterator[Any]:
+    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it."""
     from rich import progress as bars
 
     console = Console(stderr=True)
-    if noun and not console.is_terminal:
-        with interruptible(), _progress_lines(total, noun) as advance:
-            yield advance
-        return
     count, remaining = bars.MofNCompleteColumn(), bars.TimeRemainingColumn()
     columns = (bars.BarColumn(), count, remaining, bars.TextColumn("{task.description}"))
     bar = bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

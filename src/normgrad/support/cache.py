@@ -9,8 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,64 +29,35 @@ KERNELS, GPU, TORCH = "kernels", "gpu", "torch"
 def folder() -> Path:
     """The cache folder, which need not exist; an OSError for users without a home."""
     setting = os.environ.get(VARIABLE)
+    path = Path(platformdirs.user_cache_dir("normgrad") if setting is None else setting)
+    if path.is_absolute():
+        return path
     if setting is None:
-        with suppress(RuntimeError):
-            path = Path(platformdirs.user_cache_dir("normgrad", appauthor=False))
-            if path.is_absolute():
-                return path
         raise FileNotFoundError("this user has no home")
-    if not os.path.isabs(setting):  # noqa: PTH117 - the empty path is the current folder
-        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: the absolute path of a folder")
-    return Path(setting)
+    raise SettingError(f"{VARIABLE}: {setting!r}; allowed: the absolute path of a folder")
 
 
-#: The most bytes that are read of a file. A kernel has less than a MiB, a C++ library some; one for
-#: debuggers has more.
-_MOST = 256 << 20
-
-
-def _is_private(status: os.stat_result) -> bool:
+def _is_private(path: Path) -> bool:
     """Whether a file or folder belongs to this user, and nobody else can write to it."""
+    status = path.lstat()
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a file in the cache; None if there is none that may be read.
-
-    Something else of its name is no file, such as a pipe, which would have no end, nor is what is
-    far too large.
-    """
+    """The content of a file in the cache; None if there is none that may be read."""
     with suppress(OSError):
-        if _is_private(path.parent.lstat()):
-            with open(path, "rb", opener=at_once) as file:
-                status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST and _is_private(status):
-                    return file.read()
+        if path.is_file() and _is_private(path.parent) and _is_private(path):
+            return path.read_bytes()
     return None
-
-
-def at_once(path: str, flags: int) -> int:
-    """An opener of files that does not wait for the other end of what turns out to be a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 def write(path: Path, content: bytes) -> None:
     """Write a whole file in place of what is there, and make its folder if there is none."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_private(path.parent.lstat()):
+    if not _is_private(path.parent):
         raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
-    if path.is_dir():
-        remove(path)
     with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with what is in it."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -106,7 +75,7 @@ def alone(part: str, name: str, work: str) -> Iterator[None]:
     try:
         path = folder() / part / f"{name}.lock"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = at_once(str(path), os.O_RDWR | os.O_CREAT)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         yield
         return
@@ -148,18 +117,20 @@ def unseal(path: Path, file: bytes) -> bytes | None:
 
 def kernels() -> list[Path]:
     """The folders of kernels, each of one version for one processor; the user may have others."""
-    folders = (folder() / KERNELS).glob("*")
-    return [path for path in folders if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
+    return list((folder() / KERNELS).glob("[0-9a-f]" * 16))
 
 
-def _files() -> Iterator[Path]:
-    for path in kernels():
-        yield from path.glob("*.o")
-    yield from (folder() / TORCH).glob("torch-*.so")
-    yield from (folder() / GPU).glob("*.txt")
-    for part in (GPU, TORCH):
-        yield from (folder() / part).glob("*.lock")
-        yield from (folder() / part).glob(".normgrad-*")  # of processes that were killed
+#: What normgrad keeps in the cache folder: kernels, libraries, verdicts (as earlier versions kept
+#: them too), locks, and the unfinished files of processes that were killed.
+_KEPT = (
+    f"{KERNELS}/{'[0-9a-f]' * 16}/*",
+    *(f"{TORCH}/{name}" for name in ("torch-*.so", "*.lock", ".normgrad-*")),
+    *(f"{GPU}/{name}" for name in ("*.txt", "*.json", "*.lock", ".normgrad-*")),
+)
+
+
+def _files() -> list[Path]:
+    return [path for pattern in _KEPT for path in folder().glob(pattern)]
 
 
 def size() -> int:
@@ -169,10 +140,8 @@ def size() -> int:
 
 def clean() -> None:
     """Remove what normgrad keeps in the cache folder, and nothing else."""
-    for path in kernels():
-        shutil.rmtree(path)
     for path in _files():
-        remove(path)
-    for part in (KERNELS, GPU, TORCH):
+        path.unlink()
+    for path in (*kernels(), *(folder() / part for part in (KERNELS, GPU, TORCH))):
         with suppress(OSError):  # there is none, or it has files of the user's
-            (folder() / part).rmdir()
+            path.rmdir()

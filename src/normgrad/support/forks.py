@@ -1,4 +1,4 @@
-"""Imports and compilations: the lock that forks must not cut short, and errors."""
+"""Forks: the lock that they must not cut short, and the error of kernels that cannot be had."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from . import memory
 
 #: The lock is held while modules are imported and kernels compiled. In a child that is forked in
 #: the meantime, the locks of the import system and of Numba would stay locked for ever, by a thread
@@ -19,10 +17,6 @@ LOADING = threading.RLock()
 #: hooks of other modules may hold locks that an import needs. Compiling the kernels of one call
 #: takes some ten seconds.
 PATIENCE = 60.0
-
-#: The bytes of memory that must be free before anything is compiled, since LLVM ends the process
-#: when memory runs out. No kernel took more than 28 MiB to compile.
-ROOM = 64 << 20
 
 
 class KernelError(RuntimeError):
@@ -71,15 +65,4 @@ def loading() -> Iterator[None]:
             "before or after that, or another start method, such as multiprocessing's 'spawn'"
         )
     with LOADING:
-        yield
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """A context, as :func:`loading`, in which kernels are compiled in this process, or loaded.
-
-    It raises a MemoryError if there is too little memory.
-    """
-    memory.need("compiling kernels", ROOM)
-    with loading():
         yield

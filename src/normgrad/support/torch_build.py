@@ -141,4 +141,4 @@ def _compile(library: Path, compiler: list[str]) -> None:
         cache.write(library, cache.seal(library, out.read_bytes()))
     for old in library.parent.glob(f"{_prefix()}*.so"):
         if old != library:
-            cache.remove(old)
+            old.unlink()

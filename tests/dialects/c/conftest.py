@@ -34,7 +34,7 @@ class Libraries:
         return shlex.split(build.flags(self.out, found))
 
     def compile(
-        self, source: Path, target: Path, dialect: str = "acl", extra: Sequence[str] = ()
+        self, source: Path, target: Path, dialect: str = "aclnn", extra: Sequence[str] = ()
     ) -> Path:
         """Compile a C11 or C++17 source to an executable, with all warnings as errors."""
         compiler, standard = LANGUAGES[source.suffix]

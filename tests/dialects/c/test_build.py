@@ -39,10 +39,10 @@ FILES = """
     lib/lsan.supp
     include/hccl/hccl.h include/hccl/hccl_types.h lib/libhccl.so
     lib/libacl_op_compiler.so lib/libacl_tdt_channel.so lib/libmsprofiler.so
-    lib/libnormgrad_acl.so lib/libnormgrad_infini.so
-    lib/pkgconfig/normgrad-acl.pc lib/pkgconfig/normgrad-infini.pc
-    lib/cmake/normgrad-acl/normgrad-acl-config.cmake include/normgrad_absent.h
-    lib/cmake/normgrad-infini/normgrad-infini-config.cmake
+    lib/libnormgrad_aclnn.so lib/libnormgrad_infiniop.so
+    lib/pkgconfig/normgrad-aclnn.pc lib/pkgconfig/normgrad-infiniop.pc
+    lib/cmake/normgrad-aclnn/normgrad-aclnn-config.cmake include/normgrad_absent.h
+    lib/cmake/normgrad-infiniop/normgrad-infiniop-config.cmake
     """
 FUNCTIONS = """
     aclInit aclFinalize aclrtSetDevice aclrtResetDevice aclrtGetDevice aclrtGetDeviceCount
@@ -85,7 +85,7 @@ FUNCTIONS = """
 
 #: From the documents: numbers, as a C compiler has to see them.
 NUMBERS = {
-    "acl": """
+    "aclnn": """
         ACL_SUCCESS 0 ACL_ERROR_INVALID_PARAM 100000 ACL_ERROR_UNINITIALIZE 100001
         ACL_ERROR_REPEAT_INITIALIZE 100002 ACL_ERROR_RT_PARAM_INVALID 107000
         ACL_ERROR_RT_MEMORY_ALLOCATION 207001 ACL_ERROR_NONE 0 ACL_ERROR_RT_CONTEXT_NULL 107002
@@ -108,7 +108,7 @@ NUMBERS = {
         ACLNN_ERR_RUNTIME_ERROR 361001 ACLNN_ERR_INNER 561000
         ACLNN_ERR_INNER_FIND_KERNEL_ERROR 561003
         """,
-    "infini": """
+    "infiniop": """
         INFINI_STATUS_SUCCESS 0 INFINI_STATUS_INTERNAL_ERROR 1 INFINI_STATUS_NOT_IMPLEMENTED 2
         INFINI_STATUS_BAD_PARAM 3 INFINI_STATUS_NULL_POINTER 4
         INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED 5 INFINI_STATUS_DEVICE_NOT_FOUND 6
@@ -188,7 +188,7 @@ def test_a_header_stands_alone(libraries, tmp_path, header, suffix):
     """Included twice, first and alone, in C11 and C++17."""
     source = tmp_path / f"host{suffix}"
     source.write_text(f'#include "{header}"\n#include "{header}"\nint main(void) {{ return 0; }}\n')
-    dialect = "infini" if header.startswith("infini") else "acl"
+    dialect = "infiniop" if header.startswith("infini") else "aclnn"
     libraries.compile(source, tmp_path / "host", dialect)
 
 
@@ -376,16 +376,16 @@ def test_build_and_flags(tmp_path, copied):
     out = tmp_path / "with a space"
     done = invoke("build", "--out", out)
     assert done.exit_code == 0, done.output
-    line = f"eval \"c++ host.cpp $(normgrad capi flags --out '{out}' acl) -o host\""
+    line = f"eval \"c++ host.cpp $(normgrad capi flags --out '{out}' aclnn) -o host\""
     assert line in done.stdout
     assert (out / "lib" / "libopapi.so").exists()
     assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
     assert invoke("build", "--out", out).exit_code == 0  # over what is there
-    done = invoke("flags", "--out", out, "infini")
+    done = invoke("flags", "--out", out, "infiniop")
     assert shlex.split(done.stdout) == [
         f"-I{out}/include", f"-L{out}/lib", f"-Wl,-rpath,{out}/lib", "-linfiniop", "-linfinirt",
     ]  # fmt: skip
-    assert shlex.split(invoke("flags", "--out", out, "acl").stdout)[3:] == [
+    assert shlex.split(invoke("flags", "--out", out, "aclnn").stdout)[3:] == [
         "-lopapi", "-lnnopbase", "-lhccl", "-lascendcl",
     ]  # fmt: skip
 
@@ -406,7 +406,7 @@ def test_the_line_that_build_prints_works(tmp_path, name, copied):
     out = tmp_path / name
     done = invoke("build", "--out", out)
     assert done.exit_code == 0, done.output
-    (line,) = [line.strip() for line in done.stdout.splitlines() if " acl)" in line]
+    (line,) = [line.strip() for line in done.stdout.splitlines() if " aclnn)" in line]
     source = tmp_path / "host.cpp"
     source.write_text('#include "acl/acl.h"\nint main() { return aclFinalize() != 100001; }\n')
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -439,7 +439,7 @@ def test_each_link_line_alone(libraries, tmp_path):
     """Libraries in any order, and some of them only: each finds what it needs."""
     source = tmp_path / "host.c"
     source.write_text('#include "acl/acl.h"\nint main(void) { return aclFinalize() != 100001; }\n')
-    flags = libraries.flags("acl")
+    flags = libraries.flags("aclnn")
     for names in (["ascendcl"], ["ascendcl", "nnopbase", "opapi"], ["nnopbase", "ascendcl"]):
         libraries_ = [f"-l{name}" for name in names]
         command = ["gcc", *STRICT, source, *flags[:3], *libraries_, "-o", tmp_path / "host"]
@@ -452,10 +452,10 @@ def test_each_link_line_alone(libraries, tmp_path):
     ("words", "message"),
     [
         (
-            ["flags", "--out", "{tmp}", "acl"],
+            ["flags", "--out", "{tmp}", "aclnn"],
             "no {tmp}/lib/libopapi.so; build it with `normgrad capi",
         ),
-        (["flags", "--out", "{tmp}", "cuda"], "DIALECT: 'cuda'; allowed: acl, infini"),
+        (["flags", "--out", "{tmp}", "cuda"], "DIALECT: 'cuda'; allowed: aclnn, infiniop"),
         (["build", "--out", "{file}"], "--out: {file}"),
         (["build", "--out", "/proc/nowhere"], "--out: /proc/nowhere"),
     ],

@@ -12,10 +12,10 @@ from .conftest import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "capi"
 PROGRAMS = {
-    "batch_norm_backward.c": "acl",
-    "sync_batch_norm.cpp": "acl",
-    "group_norm_backward.cpp": "acl",
-    "infiniop_batch_norm_backward.c": "infini",
+    "batch_norm_backward.c": "aclnn",
+    "sync_batch_norm.cpp": "aclnn",
+    "group_norm_backward.cpp": "aclnn",
+    "infiniop_batch_norm_backward.c": "infiniop",
 }
 
 

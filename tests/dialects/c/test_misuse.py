@@ -323,7 +323,7 @@ EXPECTED = {
         finalize | 0 |
         names 0 100037 507046 | 0 |
         """,
-    "infini": """
+    "infiniop": """
         count to null | 3 | infinirtGetDeviceCount: count: null
         count | 0 |
         counts 0 1 0 | 0 |
@@ -387,7 +387,7 @@ WITHOUT_KERNELS = sorted(set(EXPECTED) - {"overlaps"})
 
 
 def dialect_of(name):
-    return "infini" if name.startswith("infini") else "acl"
+    return "infiniop" if name.startswith("infini") else "aclnn"
 
 
 def cells(text):
@@ -402,7 +402,7 @@ def test_no_program_is_left_out():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_mistakes(libraries, tmp_path, name):
     program = libraries.compile(MISUSE / f"{name}.c", tmp_path / name, dialect_of(name))
-    is_infini = dialect_of(name) == "infini"
+    is_infini = dialect_of(name) == "infiniop"
     done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"} if is_infini else {})
     assert done.returncode == 0, done.stdout + done.stderr
     found, expected = cells(done.stdout), cells(EXPECTED[name])

@@ -28,18 +28,18 @@ def compiled(libraries, tmp_path, name, dialect):
 
 
 def test_many_threads_call_at_once(libraries, tmp_path):
-    done = run(compiled(libraries, tmp_path, "threads", "acl"))
+    done = run(compiled(libraries, tmp_path, "threads", "aclnn"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrong: 0\n", "")
 
 
 @pytest.mark.parametrize("threads", [{}, {"NORMGRAD_CAPI_STREAMS": "threads"}], ids=["", "threads"])
 def test_streams_and_events_of_many_threads_and_forks(libraries, tmp_path, threads):
-    done = run(compiled(libraries, tmp_path, "storm", "acl"), env=threads)
+    done = run(compiled(libraries, tmp_path, "storm", "aclnn"), env=threads)
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrong: 0\n", "")
 
 
 def test_events_that_wait_for_each_other_keep_nothing(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "ping_pong", "acl")
+    program = compiled(libraries, tmp_path, "ping_pong", "aclnn")
     done = run(program, env={"NORMGRAD_CAPI_STREAMS": "threads"})
     assert done.returncode == 0, done.stdout
     assert int(done.stdout) < 8  # a task of some 100 bytes for each wait would be 27
@@ -48,7 +48,7 @@ def test_events_that_wait_for_each_other_keep_nothing(libraries, tmp_path):
 @pytest.mark.parametrize("kibibytes", [0, 64], ids=["smallest", "small"])
 def test_a_thread_with_a_small_stack(libraries, tmp_path, kibibytes):
     """Python and kernels run on another thread's stack then; a full run compiles too."""
-    program = compiled(libraries, tmp_path, "stacks", "acl")
+    program = compiled(libraries, tmp_path, "stacks", "aclnn")
     cold = {"NORMGRAD_CACHE_DIR": str(tmp_path / "kernels")} if FULL else {}
     done = run(program, kibibytes, env=cold)
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,7 +76,7 @@ thread.join()
 
 
 def test_forks(libraries, tmp_path):
-    done = run(compiled(libraries, tmp_path, "forks", "infini"))
+    done = run(compiled(libraries, tmp_path, "forks", "infiniop"))
     lines = dict(line.split(": ") for line in done.stdout.splitlines())
     assert lines == {
         "before the first call": "0",
@@ -92,12 +92,12 @@ def test_forks(libraries, tmp_path):
 @pytest.mark.parametrize("milliseconds", sampled([30, 150, 300], 1))
 def test_a_fork_during_the_first_computation(libraries, tmp_path, milliseconds):
     """It waits for what is being loaded."""
-    done = run(compiled(libraries, tmp_path, "first_fork", "acl"), milliseconds)
+    done = run(compiled(libraries, tmp_path, "first_fork", "aclnn"), milliseconds)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0\n", "")
 
 
 def test_the_interrupt_stays_the_program_s(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "signals", "acl")
+    program = compiled(libraries, tmp_path, "signals", "aclnn")
     done = run(program, "default")
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "computed: 0\n")
     done = run(program, "own")
@@ -105,19 +105,19 @@ def test_the_interrupt_stays_the_program_s(libraries, tmp_path):
 
 
 def test_the_program_s_arithmetic_is_its_own(libraries, tmp_path):
-    done = run(compiled(libraries, tmp_path, "arithmetic", "acl"))
+    done = run(compiled(libraries, tmp_path, "arithmetic", "aclnn"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 1 0 0 1 0 0 7c00\n", "")
 
 
 def test_texts_of_several_threads(libraries, tmp_path):
-    done = run(compiled(libraries, tmp_path, "texts", "acl"))
+    done = run(compiled(libraries, tmp_path, "texts", "aclnn"))
     text = "aclrtFree: devPtr: 0x1234 "
     assert done.stdout == f"0\n{text}|{text}\n[]\n"
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_opened_and_closed(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "plugins", "infini")
+    program = compiled(libraries, tmp_path, "plugins", "infiniop")
     lib = libraries.out / "lib"
     done = run(program, lib / "libinfiniop.so", lib / "libinfinirt.so")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 0 3\n" * 3, "")
@@ -155,7 +155,7 @@ def test_a_program_that_has_one_handle_and_links_nothing(libraries, tmp_path, na
 
 
 def test_the_program_ends_while_threads_call(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "exits", "acl")
+    program = compiled(libraries, tmp_path, "exits", "aclnn")
     for _ in range(3):
         done = run(program, timeout=30)
         assert (done.returncode, done.stdout, done.stderr) == (7, "ending\n", "")
@@ -294,7 +294,7 @@ def test_sub_interpreters_and_the_end_of_python(libraries, tmp_path, when):
     folder, version = variables["LIBDIR"], variables["py_version_short"]
     python = [f"-I{path}" for path in build._python_headers()]
     python += [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-lpython{version}"]
-    program = libraries.compile(PROGRAMS / "interpreters.c", tmp_path / "program", "acl", python)
+    program = libraries.compile(PROGRAMS / "interpreters.c", tmp_path / "program", "aclnn", python)
     # The program's Python is the one that a shell finds: of the virtual environment of these tests.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = run(program, when, env=python_environment(PATH=path))
@@ -314,7 +314,7 @@ def test_sub_interpreters_and_the_end_of_python(libraries, tmp_path, when):
 
 
 def test_a_namespace_of_its_own(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "namespaces", "acl")
+    program = compiled(libraries, tmp_path, "namespaces", "aclnn")
     done = run(program, libraries.out / "lib" / "libascendcl.so")
     said = "the C libraries cannot start: dlmopen has loaded them; allowed: dlopen"
     assert (done.returncode, done.stderr) == (0, f"normgrad: {said}\n")
@@ -347,7 +347,7 @@ def test_what_does_not_start_fails_with_the_dialect_s_error(
     monkeypatch.setattr(build, function, wrong)
     monkeypatch.setattr(build, "_FLAGS", [*build._FLAGS, "-O0"])
     build.build(tmp_path / "out")
-    program = compiled(type(libraries)(tmp_path / "out"), tmp_path, "broken", "acl")
+    program = compiled(type(libraries)(tmp_path / "out"), tmp_path, "broken", "aclnn")
     done = run(program)
     assert done.returncode == 0
     function = "aclnnBatchNormStatsGetWorkspaceSize"
@@ -361,7 +361,7 @@ def test_what_does_not_start_fails_with_the_dialect_s_error(
 
 
 def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "leaks", "acl")
+    program = compiled(libraries, tmp_path, "leaks", "aclnn")
     assert run(program).stderr == ""
     done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})
     mistake = f"error 107000: aclrtFree: devPtr: 0x10 is in no block; {ALLOWED}"
@@ -386,7 +386,7 @@ def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
 
 
 def test_a_report_names_what_devices_may_refuse(libraries, tmp_path):
-    done = run(compiled(libraries, tmp_path, "devices", "acl"), env={"NORMGRAD_CAPI_REPORT": "1"})
+    done = run(compiled(libraries, tmp_path, "devices", "aclnn"), env={"NORMGRAD_CAPI_REPORT": "1"})
     lines = (
         "device: aclCreateTensor: tensorData: 8 bytes behind a multiple of 32; allowed: such a "
         "multiple on devices",
@@ -416,7 +416,7 @@ def test_what_a_static_destructor_frees_is_no_leak(libraries, tmp_path):
 def test_a_report_that_is_an_error(libraries, tmp_path):
     """A program with findings fails, and what it has printed is there."""
     environment = {"NORMGRAD_CAPI_REPORT": "error"}
-    leaks = run(compiled(libraries, tmp_path, "leaks", "acl"), env=environment)
+    leaks = run(compiled(libraries, tmp_path, "leaks", "aclnn"), env=environment)
     assert leaks.returncode == 1
     assert (
         leaks.stderr.splitlines()[-1] == "normgrad: never freed: 25 bytes from aclrtMalloc in main"
@@ -433,7 +433,7 @@ def test_a_report_that_is_an_error(libraries, tmp_path):
 
 
 def test_products(libraries, tmp_path):
-    program = compiled(libraries, tmp_path, "products", "acl")
+    program = compiled(libraries, tmp_path, "products", "aclnn")
     names = [
         "Ascend910B4",
         "Atlas A3",
@@ -477,7 +477,7 @@ print(op.aclnnBatchNormStatsGetWorkspaceSize(None, ctypes.c_double(0), None, Non
 def test_memory_that_runs_out(libraries, tmp_path, when):
     """Statuses, and right results once there is some again."""
     program = libraries.compile(
-        PROGRAMS / "limits.c", tmp_path / "limits", "acl", libraries.flags("infini")
+        PROGRAMS / "limits.c", tmp_path / "limits", "aclnn", libraries.flags("infiniop")
     )
     done = run(program, when)
     size = f"size: {1 << 30} bytes; allowed: what the machine has"
@@ -495,7 +495,7 @@ def test_memory_that_runs_out(libraries, tmp_path, when):
 
 def test_host_memory(libraries, tmp_path):
     """Tensors over the program's own arrays, where that is asked for."""
-    program = compiled(libraries, tmp_path, "host_memory", "acl")
+    program = compiled(libraries, tmp_path, "host_memory", "aclnn")
     assert run(program).stdout == "161002 0.0000 0.0000 0.0000\n"
     # dy − mean(dy) is ±1/2, of no slope, times 1/sqrt(1.25).
     allowed = run(program, env={"NORMGRAD_CAPI_HOST_MEMORY": "1"})

@@ -67,7 +67,7 @@ def lines_of_races(stderr):
 
 @pytest.mark.parametrize(
     ("name", "dialect", "found"),
-    [("races", "acl", FOUND), ("infini_races", "infini", FOUND_OF_INFINI)],
+    [("races", "aclnn", FOUND), ("infini_races", "infiniop", FOUND_OF_INFINI)],
 )
 def test_races(compile_for, tmp_path, name, dialect, found):
     program = compile_for("thread", PROGRAMS / f"{name}.c", tmp_path / name, dialect)
@@ -99,7 +99,7 @@ def tutorials():
         for block in blocks(page):
             if block.argument == "host.c" and not page.startswith("docs/zh/"):
                 yield pytest.param(
-                    block.code, "acl" if "aclInit" in block.code else "infini", id=page
+                    block.code, "aclnn" if "aclInit" in block.code else "infiniop", id=page
                 )
 
 

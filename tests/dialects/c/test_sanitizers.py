@@ -24,7 +24,7 @@ WITHOUT_LEAKS = {"ASAN_OPTIONS": "detect_leaks=0"}
 )
 def test_a_use_of_freed_memory(compile_for, tmp_path, kind, found, line):
     source = PROGRAMS / "freed.c"
-    program = compile_for("address", source, tmp_path / "freed", "infini")
+    program = compile_for("address", source, tmp_path / "freed", "infiniop")
     right = run(program, "none", env=WITHOUT_LEAKS)
     assert (right.returncode, right.stdout, right.stderr) == (0, "0\n", "")
     done = run(program, kind, env=WITHOUT_LEAKS)
@@ -35,14 +35,14 @@ def test_a_use_of_freed_memory(compile_for, tmp_path, kind, found, line):
 
 
 def test_destructors_of_a_thread_s_data_can_call(compile_for, tmp_path):
-    program = compile_for("address", PROGRAMS / "thread_ends.c", tmp_path / "program", "acl")
+    program = compile_for("address", PROGRAMS / "thread_ends.c", tmp_path / "program", "aclnn")
     done = run(program, env=WITHOUT_LEAKS)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("107000 aclrtFree: devPtr: 1 bytes behind the start of a block")
 
 
 def test_threads_that_fail_while_the_report_is_printed(compile_for, tmp_path):
-    program = compile_for("address", PROGRAMS / "reports.c", tmp_path / "program", "acl")
+    program = compile_for("address", PROGRAMS / "reports.c", tmp_path / "program", "aclnn")
     done = run(program, env={**WITHOUT_LEAKS, "NORMGRAD_CAPI_REPORT": "1"})
     assert done.returncode == 0
     assert "AddressSanitizer" not in done.stderr

@@ -19,7 +19,7 @@ import numpy as np
 from ...declarations.problem import PLACES, WORKSPACE, Problem, Role, Vector
 from ...operators import precision, reference
 from ...operators.reference import Exact
-from ...support import cache as folders
+from ...support import cache
 from ...support.forks import KernelError
 from ...tensors import dtypes
 from ...tensors.dtypes import DType
@@ -43,15 +43,15 @@ def _versions() -> str:
 def path_of(name: str) -> Path:
     """The file of the verdict on these kernels, with these versions, on GPUs of this name."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = folders.digest_of(sources, f"{name}, {_versions()}".encode())
-    return folders.folder() / folders.GPU / f"{digest[:16]}.txt"
+    digest = cache.digest_of(sources, f"{name}, {_versions()}".encode())
+    return cache.folder() / cache.GPU / f"{digest[:16]}.txt"
 
 
 def read(name: str) -> str | None:
     """What is wrong by the verdict on disk, "" if nothing; None without a whole file."""
     with suppress(OSError):  # there may be no folder
         path = path_of(name)
-        content = folders.unseal(path, folders.read(path) or b"")
+        content = cache.unseal(path, cache.read(path) or b"")
         return None if content is None else content.decode()
     return None
 
@@ -78,7 +78,7 @@ def settled(index: int, device: Device) -> bool:
             if _is_recorded(index):
                 return False
             lock = path_of(name).stem
-            with folders.alone(folders.GPU, lock, f"checks GPU kernels for {name}"):
+            with cache.alone(cache.GPU, lock, f"checks GPU kernels for {name}"):
                 wrong = read(name)
                 wrong = _checked(index, device) if wrong is None else wrong
         _known[device] = wrong
@@ -98,7 +98,7 @@ def _checked(index: int, device: Device) -> str:
     _logger.warning("checking GPU kernels once for %s", device.name)
     wrong, path = check(index, device), path_of(device.name)
     with suppress(OSError):  # then every process checks
-        folders.write(path, folders.seal(path, wrong.encode()))
+        cache.write(path, cache.seal(path, wrong.encode()))
     return wrong
 
 

@@ -181,7 +181,7 @@ def _pkg_config(dialect: Dialect, sanitize: str | None) -> str:
 
 
 def _cmake(dialect: Dialect, sanitize: str | None) -> str:
-    """The CMake package, whose target is normgrad::acl or normgrad::infini."""
+    """The CMake package, whose target is normgrad::aclnn or normgrad::infiniop."""
     target, options = f"normgrad::{dialect.name}", _sanitizing(sanitize).replace(" ", ";")[1:]
     libraries = ";".join(
         f"${{_normgrad}}/lib/{_file_name(library)}" for library in dialect.libraries

@@ -259,8 +259,8 @@ class Dialect:
 
 
 DIALECTS = (
-    Dialect("acl", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "hccl", "ascendcl")),
-    Dialect("infini", "InfiniCore's infiniop calls, on the CPU", ("infiniop", "infinirt")),
+    Dialect("aclnn", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "hccl", "ascendcl")),
+    Dialect("infiniop", "InfiniCore's infiniop calls, on the CPU", ("infiniop", "infinirt")),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import hashlib
 import mmap
 import shutil
@@ -16,7 +17,6 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +25,8 @@ from typing import Any
 import llvmlite
 from llvmlite import binding as llvm
 
-from ....support import cache as folders
-from ....support import memory, notices
-from ....support.forks import KernelError, compiling, loading
+from ....support import cache, memory, notices
+from ....support.forks import KernelError, loading
 from ....support.machine import this_machine
 from .. import target
 from .units import symbol
@@ -42,12 +41,16 @@ PACKAGED = FOLDER / "machine_code"
 #: and processors, of which the one that was written to last is this one.
 _FOLDERS = 4
 
-#: After so many seconds of compiling, a message says why the caller is waiting.
+#: Every so many seconds of compiling, a message says why the caller is waiting.
 LONG = 2.0
 
 #: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
 #: address space.
 _NUMBA = 256 << 20
+
+#: The bytes of memory that must be free before anything is compiled or loaded, since LLVM ends the
+#: process when memory runs out. No kernel took more than 28 MiB to compile.
+_LLVM = 64 << 20
 
 #: The most processes that compile at once; each takes some 200 MB.
 _MOST_PROCESSES = 16
@@ -59,14 +62,14 @@ _loaded: dict[str, int] = {}
 _reported: set[str] = set()
 
 
-@cache
+@functools.cache
 def sources() -> str:
     """A digest of everything the kernels are compiled from."""
     shared = (FOLDER.parents[1] / name for name in _SHARED)
-    return folders.digest_of((*sorted(FOLDER.rglob("*.py")), *shared))
+    return cache.digest_of((*sorted(FOLDER.rglob("*.py")), *shared))
 
 
-@cache
+@functools.cache
 def digest() -> str:
     """A digest of all that decides what machine code this process compiles."""
     parts = sources(), _numbas_version(), llvmlite.__version__, target.processor()
@@ -94,7 +97,7 @@ def packaged(level: str) -> Path:
     return PACKAGED / f"{level}-{sources()[:16]}"
 
 
-@cache
+@functools.cache
 def level() -> str | None:
     """The level whose kernels the package brings for this processor; None if there is none."""
     return next((name for name in target.levels_here() if packaged(name).is_dir()), None)
@@ -107,7 +110,7 @@ def file_of(unit: str) -> str:
 
 def _cached(unit: str) -> Path:
     """The place of a unit's object file in the cache folder."""
-    return folders.folder() / folders.KERNELS / digest()[:16] / file_of(unit)
+    return cache.folder() / cache.KERNELS / digest()[:16] / file_of(unit)
 
 
 def find(units: Iterable[str]) -> dict[str, bytes]:
@@ -118,11 +121,11 @@ def find(units: Iterable[str]) -> dict[str, bytes]:
         with suppress(OSError):
             if packaged_level is not None:
                 path = packaged(packaged_level) / file_of(unit)
-                content = folders.unseal(path, path.read_bytes())
+                content = cache.unseal(path, path.read_bytes())
         with suppress(OSError):
             if content is None:
                 path = _cached(unit)
-                content = folders.unseal(path, folders.read(path) or b"")
+                content = cache.unseal(path, cache.read(path) or b"")
         if content is not None:
             contents[unit] = content
     return contents
@@ -136,7 +139,7 @@ def keep(unit: str, content: bytes) -> None:
     """
     path = _cached(unit)
     is_new = not path.parent.is_dir()
-    folders.write(path, folders.seal(path, content))
+    cache.write(path, cache.seal(path, content))
     if is_new:
         _remove_old(path.parent)
 
@@ -144,7 +147,7 @@ def keep(unit: str, content: bytes) -> None:
 def _remove_old(mine: Path) -> None:
     """Remove the kernels of other sources and processors but for the last that were written to."""
     with suppress(OSError):
-        others = [(path.stat().st_mtime, path) for path in folders.kernels() if path != mine]
+        others = [(path.stat().st_mtime, path) for path in cache.kernels() if path != mine]
         for _, path in sorted(others, reverse=True)[_FOLDERS - 1 :]:
             shutil.rmtree(path)
 
@@ -209,28 +212,32 @@ def _compiled_here(unit: str) -> bytes:
     memory.need("importing Numba", _NUMBA)
     with loading():
         from . import configuration
-    with compiling(), configuration.of_kernels():
+    memory.need("compiling kernels", _LLVM)
+    with loading(), configuration.of_kernels():
         from .compiler import object_of
 
         return object_of(unit)
 
 
 def _compile(units: Sequence[str]) -> dict[str, bytes]:
-    """Compile units and keep them; after some seconds say why the caller is waiting."""
+    """Compile units and keep them; say every few seconds why the caller is waiting."""
     if not target.converts_halves():
         raise KernelError(
             f"this processor ({target.processor().name}) cannot convert float16; allowed: one with "
             "F16C, as all of x86-64 since 2012 have it (in QEMU: -cpu max)"
         )
-    start, objects = time.monotonic(), dict[str, bytes]()
+    said, told, objects = time.monotonic(), -1, dict[str, bytes]()
 
     def tick() -> None:
-        if "waiting" not in _reported and time.monotonic() - start >= LONG:
-            _reported.add("waiting")
+        nonlocal said, told
+        now, done = time.monotonic(), len(objects)
+        is_last = told >= 0 and done == len(units)
+        if done != told and (now - said >= LONG or is_last):
+            said, told = now, done
             notices.say(
                 "normgrad compiles kernels, once for this processor: %d of %d are done "
                 "(`normgrad warmup` does it beforehand)",
-                len(objects),
+                done,
                 len(units),
             )
 
@@ -244,7 +251,7 @@ def _compile(units: Sequence[str]) -> dict[str, bytes]:
                     _reported.add("not kept")
                     warnings.warn(
                         f"compiled kernels cannot be kept on disk ({error}); each process compiles "
-                        f"them again. Set {folders.VARIABLE} to a folder that can be written.",
+                        f"them again. Set {cache.VARIABLE} to a folder that can be written.",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -293,7 +300,8 @@ def _engine() -> Any:
 
 
 def _load(objects: Mapping[str, bytes]) -> None:
-    with compiling():
+    memory.need("compiling kernels", _LLVM)
+    with loading():
         engine = _engine()  # of these alone: an interrupt may leave one with a part of them
         for content in objects.values():
             engine.add_object_file(llvm.ObjectFileRef.from_data(content))
