@@ -198,7 +198,7 @@ def test_programs_can_tell_normgrad_from_infinicore(libraries, tmp_path):
         '#include "infinirt.h"\n#ifndef NORMGRAD_CAPI\n#error "no macro"\n#endif\n'
         "int main(void) { return normgradGetRecentErrMsg() == 0; }\n"
     )
-    libraries.compile(source, tmp_path / "host", "infini")
+    libraries.compile(source, tmp_path / "host", "infiniop")
 
 
 @pytest.mark.parametrize("suffix", LANGUAGES)
