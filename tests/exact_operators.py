@@ -88,16 +88,16 @@ class Exact:
         return call.results(call.back(grad_input))[0]
 
     def group_norm_backward(
-        self, grad_out, input, mean, rstd, gamma=None, *,
+        self, grad_out, input, mean, rstd, weight=None, *,
         num_groups, output_mask=ALL, channel_axis=1,
     ):  # fmt: skip
-        tensors = (grad_out, input, mean, rstd, gamma)
+        tensors = (grad_out, input, mean, rstd, weight)
         chosen = {"num_groups": num_groups, "output_mask": output_mask}
         call = _Call("group_norm_backward", tensors, channel_axis, **chosen)
         dy, x = (call.grouped(each, num_groups) for each in (grad_out, input))
         samples, _, each, positions = dy.shape
         mu, r = (call.read(value, 0).reshape(samples, num_groups, 1, 1) for value in (mean, rstd))
-        g = call.read(gamma, 1).reshape(1, num_groups, each, 1)
+        g = call.read(weight, 1).reshape(1, num_groups, each, 1)
         xhat = (x - mu) * r
 
         def over(name, terms, axes):
@@ -108,9 +108,9 @@ class Exact:
         sums = over("group", g * dy, (2, 3))[..., None, None]
         slopes = over("group_xhat", g * dy * xhat, (2, 3))[..., None, None]
         grad_input = r * (g * dy - (sums + xhat * slopes) / max(1, each * positions))
-        grad_gamma = over("gamma", dy * xhat, (0, 3)) if input.size else over("", dy, (0, 3))
-        grad_beta = over("beta", dy, (0, 3))
-        return call.results(call.ungrouped(grad_input), grad_gamma, grad_beta)
+        grad_weight = over("weight", dy * xhat, (0, 3)) if input.size else over("", dy, (0, 3))
+        grad_bias = over("bias", dy, (0, 3))
+        return call.results(call.ungrouped(grad_input), grad_weight, grad_bias)
 
     def batch_norm_stats(self, input, *, eps=1e-5, channel_axis=1):
         call = _Call("batch_norm_stats", (input,), channel_axis, eps=eps)
@@ -141,9 +141,9 @@ class Exact:
         updated = ((1 - share) * call.read(a, 0) + share * b for a, b in zip(old, new, strict=True))
         return call.results(call.back(output), mean, r, *updated)
 
-    def group_norm(self, input, gamma=None, beta=None, *, num_groups, eps=1e-5, channel_axis=1):
+    def group_norm(self, input, weight=None, bias=None, *, num_groups, eps=1e-5, channel_axis=1):
         chosen = {"num_groups": num_groups, "eps": eps}
-        call = _Call("group_norm", (input, gamma, beta), channel_axis, **chosen)
+        call = _Call("group_norm", (input, weight, bias), channel_axis, **chosen)
         x = call.grouped(input, num_groups)
         samples, _, each, positions = x.shape
         rows = x.reshape(samples * num_groups, each * positions)
@@ -154,7 +154,7 @@ class Exact:
         mu, rstd = (value.reshape(per_set) for value in (mean, r))
         g, b = (
             call.read(value, default).reshape(1, num_groups, each, 1)
-            for value, default in ((gamma, 1), (beta, 0))
+            for value, default in ((weight, 1), (bias, 0))
         )
         return call.results(call.ungrouped(g * rstd * (x - mu) + b), mean, r)
 

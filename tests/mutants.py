@@ -374,15 +374,14 @@ def bias_ignored(seen):
 
 @mutant("the weight in place of no bias, in halves", "layer_norm", "group_norm", "batch_norm")
 def weight_for_bias(seen):
-    weight, bias = ("gamma", "beta") if seen.name == "group_norm" else ("weight", "bias")
-    is_there = seen.input.dtype.itemsize > 2 or getattr(seen, bias) is not None
-    return seen.right() if is_there else seen.right(**{bias: getattr(seen, weight)})
+    is_there = seen.input.dtype.itemsize > 2 or seen.bias is not None
+    return seen.right() if is_there else seen.right(bias=seen.weight)
 
 
 wrong_where(
     "wrong without a weight, where there are more than 2 groups",
     GROUPS,
-    lambda seen: seen.gamma is None and seen.num_groups > 2,
+    lambda seen: seen.weight is None and seen.num_groups > 2,
 )
 
 
@@ -426,7 +425,7 @@ def centred(seen):
 def interleaved(seen):
     groups, channels = seen.num_groups, seen.input.shape[seen.axis]
     order = np.arange(channels).reshape(-1, groups).T.ravel()
-    vectors = {name: getattr(seen, name) for name in ("gamma", "beta")}
+    vectors = {name: getattr(seen, name) for name in ("weight", "bias")}
     vectors = {name: None if v is None else v[order] for name, v in vectors.items()}
     found = seen.right(input=np.take(seen.input, order, seen.axis), **vectors)
     return found._replace(output=np.take(found.output, np.argsort(order), seen.axis))

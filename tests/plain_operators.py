@@ -100,9 +100,9 @@ class Plain:
             updated.append(None if old is None else after.ravel().astype(self._real))
         return (output, *self._close(mean.ravel(), r.ravel()), *updated)
 
-    def group_norm(self, input, gamma=None, beta=None, *, num_groups, eps=1e-5, channel_axis=1):
+    def group_norm(self, input, weight=None, bias=None, *, num_groups, eps=1e-5, channel_axis=1):
         x, back = _groups(input, num_groups, channel_axis)
-        output, mean, r, _ = self._forward(x, (2, 3), (*x.shape[1:3], 1), gamma, beta, eps)
+        output, mean, r, _ = self._forward(x, (2, 3), (*x.shape[1:3], 1), weight, bias, eps)
         return back(output), *self._close(mean[..., 0, 0], r[..., 0, 0])
 
     def layer_norm(self, input, normalized_shape, weight=None, bias=None, *, eps=1e-5):
@@ -138,13 +138,13 @@ class Plain:
         return data.astype(input.dtype), *(each.ravel() for each in found[1:])
 
     def group_norm_backward(
-        self, grad_out, input, mean, rstd, gamma=None, *, num_groups, channel_axis=1
+        self, grad_out, input, mean, rstd, weight=None, *, num_groups, channel_axis=1
     ):
         (data, back), dy = _groups(input, num_groups, channel_axis), grad_out
         dy, x = self._open(_groups(dy, num_groups, channel_axis)[0], data)
         mean, r = (self._vector(each, (*x.shape[:2], 1, 1)) for each in (mean, rstd))
         shape = (*x.shape[1:3], 1)
-        found = self._backward(data, (x - mean) * r, dy, r, (2, 3), (0, 3), shape, gamma)
+        found = self._backward(data, (x - mean) * r, dy, r, (2, 3), (0, 3), shape, weight)
         return back(found[0]), *(each.ravel() for each in found[1:])
 
     def layer_norm_backward(

@@ -81,7 +81,7 @@ def arguments(
             "count": TensorSpec((2,), "int32"),
         },
         "group_norm_backward": {
-            **data, "mean": group, "rstd": group, "gamma": vector, "num_groups": groups
+            **data, "mean": group, "rstd": group, "weight": vector, "num_groups": groups
         },
         "batch_norm": {
             **forward, "weight": vector, "bias": vector, "running_mean": vector,
@@ -89,7 +89,7 @@ def arguments(
         },
         "batch_norm_stats": forward,
         "batch_norm_elemt": {**forward, **given, "bias": vector},
-        "group_norm": {**forward, "gamma": vector, "beta": vector, "num_groups": groups},
+        "group_norm": {**forward, "weight": vector, "bias": vector, "num_groups": groups},
         "layer_norm": {
             **forward, "weight": position, "bias": position, "normalized_shape": shape[1]
         },
@@ -146,7 +146,7 @@ def forward_case(kind: str, shape: tuple[int, ...], dtype: str, layout: str) -> 
     x = lay_out((0.3 + rng.standard_normal(shape)).astype(FLOATS[dtype]), layout)
     w, b, mean, var = (rng.standard_normal(shape[1]).astype(kept) for _ in range(4))
     if kind == "group_norm":
-        return Case(kind, {"input": x, "gamma": w, "beta": b}, {"num_groups": 2, "eps": 1e-3})
+        return Case(kind, {"input": x, "weight": w, "bias": b}, {"num_groups": 2, "eps": 1e-3})
     tensors = {"input": x, "weight": w, "bias": b, "running_mean": mean, "running_var": abs(var)}
     return Case(kind, tensors, {"training": True, "eps": 1e-3, "momentum": 0.3})
 

@@ -68,7 +68,7 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
 def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     """The public function's arguments: tensors and options, by name."""
     training = case.operator in (Operator.TRAIN, Operator.FORWARD)
-    tensors = {**vars(data), "rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
+    tensors = {**vars(data), "rstd": data.invstd, "weight": data.weight, "bias": data.bias}
     if case.operator is Operator.TRAIN:
         tensors |= {"save_mean": data.mean, "save_invstd": data.invstd}
     else:  # copies, since training updates them and other calls use the same data

@@ -78,7 +78,7 @@ OPERATORS = {
             "input": "input",
             "mean": "mean",
             "rstd": "rstd",
-            "gamma": "weight",
+            "weight": "weight",
         },
         {"num_groups": "group"},
     ),

@@ -98,14 +98,14 @@ class Ops:
         dx, dw = rms_norm.rms_norm_backward(dy, x, w, rstd.reshape(-1), *options)
         return dx.view(input.shape), dw.view(row)
 
-    def group_norm(self, input, gamma=None, beta=None, *, num_groups, eps=1e-5):
-        _check([input], [gamma, beta], of_groups=True)
-        x, w, b = (each.contiguous() for each in (input, gamma, beta))
+    def group_norm(self, input, weight=None, bias=None, *, num_groups, eps=1e-5):
+        _check([input], [weight, bias], of_groups=True)
+        x, w, b = (each.contiguous() for each in (input, weight, bias))
         found = group_norm.group_norm_forward(x, x.shape[1], num_groups, w, b, _Scalar(eps))
         output, _, *statistics, _ = found
         return output, *statistics
 
-    def group_norm_backward(self, grad_out, input, mean, rstd, gamma=None, *, num_groups):
-        _check([grad_out, input], [gamma], [mean, rstd], of_groups=True)
-        tensors = (each.contiguous() for each in (grad_out, input, gamma, gamma, mean, rstd))
+    def group_norm_backward(self, grad_out, input, mean, rstd, weight=None, *, num_groups):
+        _check([grad_out, input], [weight], [mean, rstd], of_groups=True)
+        tensors = (each.contiguous() for each in (grad_out, input, weight, weight, mean, rstd))
         return group_norm.group_norm_backward(*tensors, input.shape[1], num_groups)

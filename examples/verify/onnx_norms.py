@@ -71,10 +71,10 @@ class Ops:
         axis = _axis(input, normalized_shape)
         return _run("SimplifiedLayerNormalization", (input, weight), 2, axis=axis, epsilon=eps)
 
-    def group_norm(self, input, gamma=None, beta=None, *, num_groups, eps=1e-5):
+    def group_norm(self, input, weight=None, bias=None, *, num_groups, eps=1e-5):
         if not input.size:
             raise NotImplementedError("ONNX Runtime refuses empty tensors in group norm")
-        tensors, options = (input, gamma, beta), {"num_groups": num_groups, "epsilon": eps}
+        tensors, options = (input, weight, bias), {"num_groups": num_groups, "epsilon": eps}
         (output,) = _run("GroupNormalization", tensors, **options)
         # ONNX has no statistics; normgrad's stand in their place.
         return output, *normgrad.group_norm(*tensors, num_groups=num_groups, eps=eps)[1:]

@@ -45,7 +45,7 @@ class Problem:
             groups = (n, 3, c // 3, *x.shape[2:])
             mean, rstd = t["mean"][..., None], t["rstd"][..., None]
             xhat = ((x.reshape(n, 3, -1) - mean) * rstd).reshape(x.shape)
-            g = (t["gamma"][:, None, None] * dy).reshape(groups)
+            g = (t["weight"][:, None, None] * dy).reshape(groups)
             h = xhat.reshape(groups)
             axes = (2, 3, 4)
             inner = g - g.mean(axes, keepdims=True) - h * (g * h).mean(axes, keepdims=True)
@@ -99,7 +99,7 @@ def make_problem(name: str, dtype: Any = np.float32) -> Problem:
         }
         return Problem(name, {**data, "mean": mean, "invstd": invstd, "weight": weight, **sums}, {})
     mean, rstd = _statistics(x.reshape(4, 3, -1), (2,))
-    tensors = {**data, "mean": mean, "rstd": rstd, "gamma": weight}
+    tensors = {**data, "mean": mean, "rstd": rstd, "weight": weight}
     return Problem("group_norm_backward", tensors, {"num_groups": 3})
 
 

@@ -211,7 +211,7 @@ def test_help_says_what_a_file_must_contain(cli):
     for operator in OPERATORS.values():
         first, *_ = (parameter.name for parameter in operator.inputs)
         assert f"{operator.name}: {first}," in shown
-    assert "mean, rstd, [gamma]; num_groups, [output_mask], [channel_axis]" in shown
+    assert "mean, rstd, [weight]; num_groups, [output_mask], [channel_axis]" in shown
     assert "[save_invstd]; training, [eps], [output_mask], [channel_axis]" in shown
 
 

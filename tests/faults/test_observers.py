@@ -79,7 +79,7 @@ finally:
 pytestmark = pytest.mark.cpu
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", ["numpy", pytest.param("torch", marks=pytest.mark.full)])
 @pytest.mark.parametrize("watch", [_HOOK, _THREAD], ids=["hook", "thread"])
 def test_while_other_code_holds_every_object(framework, watch):
     more = calls = ""

@@ -82,7 +82,7 @@ def test_kernels_need_little_stack():
     assert 0 < int(done.stdout) <= NEEDED
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", ["numpy", pytest.param("torch", marks=pytest.mark.full)])
 @pytest.mark.parametrize("size", [64, pytest.param(192, marks=pytest.mark.full)])
 def test_threads_with_small_stacks(framework, size):
     """What imports and compiles, and kernels of all kinds; then a thread that finds them ready."""

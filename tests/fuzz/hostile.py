@@ -110,11 +110,11 @@ OPERATORS = {
         ),
         Operator(
             "group_norm_backward",
-            {**_DATA, "mean": "group", "rstd": "group", "gamma": "channel"},
+            {**_DATA, "mean": "group", "rstd": "group", "weight": "channel"},
             ("grad_out", "input", "mean", "rstd"),
             {"grad_input": ("data", ("input",)),
-             "grad_gamma": ("channel", ("gamma", "mean")),
-             "grad_beta": ("channel", ("gamma", "mean"))},
+             "grad_weight": ("channel", ("weight", "mean")),
+             "grad_bias": ("channel", ("weight", "mean"))},
             ("num_groups", "output_mask", *_AXIS),
         ),
         Operator(
@@ -154,7 +154,7 @@ OPERATORS = {
         ),
         Operator(
             "group_norm",
-            {"input": "data", "gamma": "channel", "beta": "channel"},
+            {"input": "data", "weight": "channel", "bias": "channel"},
             ("input",),
             {"output": ("data", ("input",)), "mean": ("group", ("wide",)),
              "rstd": ("group", ("wide",))},

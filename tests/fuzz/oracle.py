@@ -110,7 +110,7 @@ def _in_range(
         return found.channels
     weight, bias = read("weight", 1), read("bias", 0)
     if operator.name.startswith("group"):
-        weight, bias = read("gamma", 1), read("beta", 0)
+        weight, bias = read("weight", 1), read("bias", 0)
     found.add(x, weight, bias)
 
     trained = options.get("training", True)

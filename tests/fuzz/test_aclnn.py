@@ -38,8 +38,8 @@ _THEIRS = {
         "weight": "weight", "sumDy": "sum_dy", "sumDyXmu": "sum_dy_xmu", "counter": "count",
         "gradInput": "grad_input"}),
     GN: ("group_norm_backward", {
-        "gradOut": "grad_out", "input": "input", "mean": "mean", "rstd": "rstd", "gamma": "gamma",
-        "gradInput": "grad_input", "gradGammaOut": "grad_gamma", "gradBetaOut": "grad_beta"}),
+        "gradOut": "grad_out", "input": "input", "mean": "mean", "rstd": "rstd", "gamma": "weight",
+        "gradInput": "grad_input", "gradGammaOut": "grad_weight", "gradBetaOut": "grad_bias"}),
 }  # fmt: skip
 ORDER = {
     BN: "gradOut input weight runningMean runningVar saveMean saveInvstd training eps outputMask "

@@ -34,7 +34,7 @@ def forward(kind, shape, dtype="float32", layout="contiguous", groups=1, seed=0)
     w, b, mean, spread = (rng.standard_normal(shape[1]).astype(kept) for _ in range(4))
     spread = abs(spread) + kept.type(0.5)
     if kind == "group_norm":
-        return Case("group_norm", {"input": x, "gamma": w, "beta": b}, {"num_groups": groups})
+        return Case("group_norm", {"input": x, "weight": w, "bias": b}, {"num_groups": groups})
     if kind == "stats":
         return Case("batch_norm_stats", {"input": x}, {"eps": 1e-3})
     if kind == "elemt":

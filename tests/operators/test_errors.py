@@ -56,7 +56,7 @@ def test_dtypes(dtype):
     expect("train", TypeError, f"input: {message}", input=zeros)
     expect("elemt", TypeError, f"grad_out: {message}", grad_out=zeros)
     expect("reduce", TypeError, f"mean: {message}", mean=np.zeros(4, dtype))
-    expect("group_norm", TypeError, f"gamma: {message}", gamma=np.zeros(4, dtype))
+    expect("group_norm", TypeError, f"weight: {message}", weight=np.zeros(4, dtype))
     expect("train", TypeError, f"out[0] (grad_input): {message}", out=(zeros, None, None))
     expect("elemt", TypeError, f"out (grad_input): {message}", out=zeros)
 
@@ -117,7 +117,7 @@ def test_strides_beyond_all_addresses():
     expect("elemt", ValueError, f"out (grad_input): {message}", out=view)
     message = f"shape (4,) with strides ({2**60},): {REACH}"
     expect("train", ValueError, f"weight: {message}", weight=far((4,), 2**62))
-    expect("group_norm", ValueError, f"gamma: {message}", gamma=far((4,), 2**62))
+    expect("group_norm", ValueError, f"weight: {message}", weight=far((4,), 2**62))
 
 
 def test_ranks():
@@ -168,7 +168,7 @@ def test_scalars():
     )
     expect(
         "group_norm", ValueError,
-        "output_mask: 2 entries; allowed: 3, for grad_input, grad_gamma, grad_beta",
+        "output_mask: 2 entries; allowed: 3, for grad_input, grad_weight, grad_bias",
         output_mask=[True, False],
     )  # fmt: skip
 

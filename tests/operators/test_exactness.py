@@ -111,7 +111,7 @@ def exact(norm, dy, x, w, b=None, given=None, constant=False, widened=True):
 
 
 NAMES = {
-    "rstd": "invstd", "grad_gamma": "grad_weight", "grad_beta": "grad_bias", "sum_dy": "grad_bias",
+    "rstd": "invstd", "sum_dy": "grad_bias",
     "the only one": "output",
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ def make(
     w, b = (vector(), vector()) if affine else (None, None)
     common = {} if axis == 1 else {"channel_axis": axis}
     if kind == "group_norm":
-        tensors = {"input": x, "gamma": w, "beta": b}
+        tensors = {"input": x, "weight": w, "bias": b}
         return Case("group_norm", tensors, {"num_groups": groups, **common})
     if kind == "elemt":
         tensors = {"weight": w, "bias": b, "mean": vector(), "invstd": abs(vector()) + kept.type(1)}
@@ -318,7 +318,7 @@ def test_running_statistics_of_ranks_in_place_or_absent():
     [
         ("group_norm", {"num_groups": 4}, ValueError, "num_groups: 4; allowed: a positive divisor"),
         ("group_norm", {"channel_axis": 0}, ValueError, "channel_axis: 0; allowed: any axis but"),
-        ("group_norm", {"beta": np.zeros(5)}, ValueError, "beta: shape (5,); allowed: (6,)"),
+        ("group_norm", {"bias": np.zeros(5)}, ValueError, "bias: shape (5,); allowed: (6,)"),
         ("batch_norm", {"training": 1}, TypeError, "training: 1; allowed: True or False"),
         ("batch_norm", {"momentum": None}, TypeError, "momentum: None; allowed: a real number"),
         ("batch_norm", {"bias": np.zeros(6, int)}, TypeError, "bias: dtype int64; allowed:"),

@@ -345,7 +345,7 @@ def test_few_elements_to_a_statistic(layout, dtype, count):
         run(
             Case(
                 "group_norm_backward",
-                {**data, **by_group, "gamma": weight},
+                {**data, **by_group, "weight": weight},
                 {"num_groups": groups},
             ),
             normal=True,
@@ -429,7 +429,7 @@ def test_nan_and_inf_stay_in_their_channel(kind, layout, dtype):
             run(case)
 
 
-@pytest.mark.parametrize("name", ["gamma", "rstd"])
+@pytest.mark.parametrize("name", ["weight", "rstd"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("shape", [(3, 4, 40), (3, 4, 1), (3, 4), (5, 4, 6)])
 @pytest.mark.parametrize("groups", [1, 2, 4])

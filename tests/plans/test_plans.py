@@ -542,7 +542,7 @@ def test_named_results():
         "sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias",
     ]  # fmt: skip
     assert list(named(make("group_norm", (3, 4, 5)).call())) == [
-        "grad_input", "grad_gamma", "grad_beta",
+        "grad_input", "grad_weight", "grad_bias",
     ]  # fmt: skip
     assert isinstance(make("elemt", (3, 4, 5)).call(), np.ndarray)
 

@@ -302,19 +302,15 @@ def test_eager_calls_beside_a_compiled_model_leave_it_alone():
         torch.testing.assert_close(step(compiled, x)[0], expected, rtol=0, atol=0)
 
 
+@pytest.mark.full  # the graphs that Inductor gets are looked at above
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("make", "training"),
     [
         (Norms, True),
-        *[
-            pytest.param(*each, marks=pytest.mark.full)
-            for each in (
-                (Norms, False),
-                (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), True),
-                (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), False),
-            )
-        ],
+        (Norms, False),
+        (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), True),
+        (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), False),
     ],
 )
 def test_converted_models_under_inductor(make, training):

@@ -115,14 +115,14 @@ def test_group_norm(dtype, layout):
         output, x, w, b, *[t.repeat_interleave(2, 1).reshape(5, 6, 1, 1) for t in (mean, rstd)]
     )
     dy = torch.randn(x.shape).to(x.dtype)
-    tensors = {"grad_out": dy, "input": x, "mean": mean, "rstd": rstd, "gamma": w}
+    tensors = {"grad_out": dy, "input": x, "mean": mean, "rstd": rstd, "weight": w}
     case = Case(
         "group_norm_backward",
         {name: as_numpy(value) for name, value in tensors.items()},
         {"num_groups": 3},
     )
     gradients = torch.autograd.grad(output, (x, w, b), dy)
-    check(case, dict_of(zip(("grad_input", "grad_gamma", "grad_beta"), gradients, strict=True)))
+    check(case, dict_of(zip(("grad_input", "grad_weight", "grad_bias"), gradients, strict=True)))
 
 
 class Watching(torch.utils._python_dispatch.TorchDispatchMode):

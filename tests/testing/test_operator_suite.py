@@ -103,7 +103,7 @@ def test_what_spreads_from_an_input_s_channel_is_found(kind, word, is_special, e
 SUMS = {
     **dict.fromkeys(("train", "eval", "reduce"), ("dy", "dy_xmu")),
     "train_without_statistics": ("dy", "dy_xmu", "mean", "squares"),
-    "group_norm": ("group", "group_xhat", "gamma", "beta"),
+    "group_norm": ("group", "group_xhat", "weight", "bias"),
     **dict.fromkeys(("forward", "stats", "forward_group_norm"), ("mean", "squares")),
 }
 

@@ -32,8 +32,8 @@ GROUP_NORM = Operator(
     "group_norm",
     inputs=(
         INPUT,
-        Input("gamma", Kind.CHANNEL, Role.WEIGHT),
-        Input("beta", Kind.CHANNEL, Role.BIAS),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
+        Input("bias", Kind.CHANNEL, Role.BIAS),
     ),
     options=("num_groups", "eps", "channel_axis"),
     all_outputs=(
@@ -48,8 +48,8 @@ GROUP_NORM = Operator(
 
 def group_norm(
     input: Tensor,
-    gamma: Tensor | None = None,
-    beta: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     num_groups: int,
     eps: float = 1e-5,
@@ -64,7 +64,7 @@ def group_norm(
 
         mean   = Σ x / D
         rstd   = 1 / sqrt(Σ (x − mean)² / D + eps)
-        output = gamma·rstd·(x − mean) + beta
+        output = weight·rstd·(x − mean) + bias
 
     (Wu and He, "Group Normalization", ECCV 2018.) x is normalised with mean and rstd as computed,
     before they are rounded to the dtypes of what is returned.
@@ -72,7 +72,7 @@ def group_norm(
     Args:
         input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,
             bfloat16 or float64.
-        gamma, beta: the weight and the bias, of shape (C,); None for ones and for zeros.
+        weight, bias: of shape (C,); None for ones and for zeros.
         num_groups: a divisor of C.
         eps: added to the variance: 0 or more.
         channel_axis: 1, or -1 for channels-last shapes.
@@ -90,19 +90,19 @@ def group_norm(
             outputs, a PyTorch tensor that requires a gradient, which would be lost.
     """
     choices = (num_groups, eps, channel_axis)
-    return call(GROUP_NORM, (input, gamma, beta), out, choices)  # type: ignore[no-any-return]
+    return call(GROUP_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]
 
 
 class GroupNormGradients(NamedTuple):
     """The result of :func:`group_norm_backward`; entries that are masked off are None."""
 
     grad_input: Any
-    grad_gamma: Any
-    grad_beta: Any
+    grad_weight: Any
+    grad_bias: Any
 
 
 #: The parameter gradients take the dtype of the first of these inputs that is present.
-_PARAMETERS = ("gamma", "mean", "input")
+_PARAMETERS = ("weight", "mean", "input")
 
 GROUP_NORM_BACKWARD = Operator(
     "group_norm_backward",
@@ -111,13 +111,13 @@ GROUP_NORM_BACKWARD = Operator(
         INPUT,
         Input("mean", Kind.GROUP, Role.MEAN, required=True),
         Input("rstd", Kind.GROUP, Role.INVSTD, required=True),
-        Input("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Input("weight", Kind.CHANNEL, Role.WEIGHT),
     ),
     options=("num_groups", "output_mask", "channel_axis"),
     all_outputs=(
         GRAD_INPUT,
-        Output("grad_gamma", Kind.CHANNEL, Role.GRAD_WEIGHT, _PARAMETERS, mask=1),
-        Output("grad_beta", Kind.CHANNEL, Role.GRAD_BIAS, _PARAMETERS, mask=2),
+        Output("grad_weight", Kind.CHANNEL, Role.GRAD_WEIGHT, _PARAMETERS, mask=1),
+        Output("grad_bias", Kind.CHANNEL, Role.GRAD_BIAS, _PARAMETERS, mask=2),
     ),
     result=GroupNormGradients._make,
     statistics=Kind.GROUP,
@@ -129,7 +129,7 @@ def group_norm_backward(
     input: Tensor,
     mean: Tensor,
     rstd: Tensor,
-    gamma: Tensor | None = None,
+    weight: Tensor | None = None,
     *,
     num_groups: int,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
@@ -140,9 +140,9 @@ def group_norm_backward(
 
     With C, D and groups as in :func:`group_norm`, and x̂ = (x − mean)·rstd::
 
-        grad_beta  = Σ dy                          over samples and positions
-        grad_gamma = Σ rstd · Σ dy·(x − mean)      over samples, and over positions
-        grad_input = rstd · (gamma·dy − [Σ gamma·dy + x̂·Σ gamma·dy·x̂] / D)   over the group
+        grad_bias   = Σ dy                         over samples and positions
+        grad_weight = Σ rstd · Σ dy·(x − mean)     over samples, and over positions
+        grad_input  = rstd · (weight·dy − [Σ weight·dy + x̂·Σ weight·dy·x̂] / D)   over the group
 
     (Wu and He, "Group Normalization", ECCV 2018.)
 
@@ -151,8 +151,8 @@ def group_norm_backward(
         input: x, the layer's input: 2 to 8 axes, the first of N and ``channel_axis`` of C
             elements; float32, float16, bfloat16 or float64, which may differ from ``grad_out``'s.
         mean, rstd: shape (N, num_groups), each group's mean and 1/sqrt(var + eps). Any of the four
-            dtypes, like ``gamma``.
-        gamma: the weight, of shape (C,); None for ones.
+            dtypes, like ``weight``.
+        weight: of shape (C,); None for ones.
         num_groups: a divisor of C.
         output_mask: which of the three gradients to compute; the others are None, and their work is
             not done.
@@ -161,13 +161,13 @@ def group_norm_backward(
             ``grad_input`` may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
-        (grad_input, grad_gamma, grad_beta). A new grad_input has the dtype and memory layout of
-        ``input``; new parameter gradients have the dtype of ``gamma``, else of ``mean``. For an
+        (grad_input, grad_weight, grad_bias). A new grad_input has the dtype and memory layout of
+        ``input``; new parameter gradients have the dtype of ``weight``, else of ``mean``. For an
         input without elements they are 0.
 
     Raises:
         TypeError, ValueError: as :func:`group_norm`.
     """
     choices = (num_groups, output_mask, channel_axis)
-    tensors = (grad_out, input, mean, rstd, gamma)
+    tensors = (grad_out, input, mean, rstd, weight)
     return call(GROUP_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]

@@ -345,8 +345,8 @@ def batch_norm_gather_stats_with_counts(
 
 def group_norm(
     input: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
+    weight: Array | None = None,
+    bias: Array | None = None,
     *,
     num_groups: int,
     eps: float = 1e-5,
@@ -359,8 +359,8 @@ def group_norm(
     with np.errstate(all="ignore"):
         xhat, mean, rstd, _ = _statistics(x, (2, 3), eps)
         flat = [exact.each(lambda part: part[..., 0, 0]) for exact in (mean, rstd)]
-        w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
-        b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
+        w = arithmetic.read(weight, 1, math.prod(channels)).reshape(channels)
+        b = arithmetic.read(bias, 0, math.prod(channels)).reshape(channels)
     return {"output": _affine(xhat, w, b).each(back), "mean": flat[0], "rstd": flat[1]}
 
 
@@ -433,12 +433,12 @@ def group_norm_backward(
     input: Array,
     mean: Array,
     rstd: Array,
-    gamma: Array | None = None,
+    weight: Array | None = None,
     *,
     num_groups: int,
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
-    """grad_input, grad_gamma and grad_beta; see :func:`normgrad.group_norm_backward`."""
+    """grad_input, grad_weight and grad_bias; see :func:`normgrad.group_norm_backward`."""
     arithmetic = _Arithmetic(grad_out, input)
     dy, back = _split(arithmetic.read(grad_out), num_groups, channel_axis)
     x, _ = _split(arithmetic.read(input), num_groups, channel_axis)
@@ -446,20 +446,20 @@ def group_norm_backward(
     size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
         mu, r = (arithmetic.given(each).reshape(per_set) for each in (mean, rstd))
-        g = arithmetic.read(gamma, 1, math.prod(per_channel)).reshape(per_channel)
+        g = arithmetic.read(weight, 1, math.prod(per_channel)).reshape(per_channel)
 
         def formula(dy: Array, xmu: Array, r: Array, g: Array, minus: int) -> tuple[Array, ...]:
-            grad_beta = dy.sum((0, 3)).ravel()
-            grad_gamma = (r[..., 0] * (dy * xmu).sum(3)).sum(0).ravel()
+            grad_bias = dy.sum((0, 3)).ravel()
+            grad_weight = (r[..., 0] * (dy * xmu).sum(3)).sum(0).ravel()
             if x.size == 0:
-                grad_gamma = np.zeros_like(grad_gamma)
+                grad_weight = np.zeros_like(grad_weight)
             xhat = xmu * r
             sums = (g * dy).sum((2, 3), keepdims=True)
             projections = (g * dy * xhat).sum((2, 3), keepdims=True)
             grad_input = r * (g * dy + minus * (sums + xhat * projections) / size)
-            return back(grad_input), grad_gamma, grad_beta
+            return back(grad_input), grad_weight, grad_bias
 
-        names = ("grad_input", "grad_gamma", "grad_beta")
+        names = ("grad_input", "grad_weight", "grad_bias")
         return of_formula(names, formula, dy, x - mu, r, g, apart=abs(x) + abs(mu))
 
 

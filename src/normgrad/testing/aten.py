@@ -35,7 +35,7 @@ def operators() -> SimpleNamespace:
 
 
 _DATA = ("grad_out", "input")
-_PARAMETERS = ("weight", "bias", "gamma", "beta")
+_PARAMETERS = ("weight", "bias")
 _STATISTICS = ("mean", "rstd", "save_mean", "save_invstd", "running_mean", "running_var")
 
 
@@ -56,7 +56,7 @@ def _why_not(name: str, values: Mapping[str, Any]) -> str:
         return "vectors of one dtype: the input's, or float32 beside halves"
     if ("normalized_shape" not in values and x.dim() < 2) or groups <= 0 or x.shape[1] % groups:
         return "at least two axes, and whole groups"
-    if is_gradient and not {"weight", "gamma"} & tensors.keys() and any(values["output_mask"][1:]):
+    if is_gradient and "weight" not in tensors and any(values["output_mask"][1:]):
         return "a mask without the gradients of parameters that are absent"
     if "normalized_shape" in values:
         sizes = {x.numel() // max(1, prod(values["normalized_shape"]))}

@@ -124,7 +124,7 @@ def _thirds(call: Call) -> None:
 #: Values of the given vectors with which results depend on the data alone.
 _NEUTRAL = {
     **dict.fromkeys(("mean", "save_mean", "running_mean"), 0.0),
-    **dict.fromkeys(("invstd", "rstd", "save_invstd", "running_var", "weight", "gamma"), 1.0),
+    **dict.fromkeys(("invstd", "rstd", "save_invstd", "running_var", "weight"), 1.0),
 }
 
 

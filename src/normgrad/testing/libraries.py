@@ -209,7 +209,7 @@ class LibraryCase(Case, ABC):
         tensors = call.arrays
         arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
         data = tensors["input"]
-        parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
+        parameters = tensors.get("weight", tensors["grad_out"])
         outputs = [each for each in call.outputs if each.is_wanted or more]
         for name, kind in ((self.names[each.name], each.kind) for each in outputs):
             if kind is not Kind.DATA:

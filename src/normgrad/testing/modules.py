@@ -130,7 +130,7 @@ class ModuleCase(Case):
 
 def _vectors(call: Call) -> list[str]:
     """The names of the operator's weight and bias, which RMS norm has not."""
-    return [name for name in ("weight", "gamma", "bias", "beta") if name in call.tensors]
+    return [name for name in ("weight", "bias") if name in call.tensors]
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[ModuleCase, ...]:

@@ -23,7 +23,6 @@ _PREFIXES = {
 }  # fmt: skip
 #: ATen's names of arguments that normgrad names otherwise.
 _RENAMED = {"train": "training", "group": "num_groups"}
-_RENAMED_OF_GROUP_NORM = {"weight": "gamma", "bias": "beta", **_RENAMED}
 
 #: ATen's operators by the names of normgrad's.
 OPERATORS: dict[str, AtenOperator] = {}
@@ -31,6 +30,5 @@ for _name in PLANNED:
     _theirs = _PREFIXES.get(_name.removesuffix("_backward"), "") + _name
     if hasattr(torch.ops.aten, _theirs):
         _schema = getattr(torch.ops.aten, _theirs).default._schema
-        _renamed = _RENAMED_OF_GROUP_NORM if _name.startswith("group_norm") else _RENAMED
-        _arguments = tuple(_renamed.get(each.name, each.name) for each in _schema.arguments)
+        _arguments = tuple(_RENAMED.get(each.name, each.name) for each in _schema.arguments)
         OPERATORS[_name] = AtenOperator(_theirs, _arguments)

@@ -247,7 +247,7 @@ def test_lines_in_place(passes, shape, where):
             assert bits(case.call(out=(case.tensors[name], None, None))) == expected
 
 
-@pytest.mark.parametrize("name", ["gamma", "rstd", "grad_out", "input"])
+@pytest.mark.parametrize("name", ["weight", "rstd", "grad_out", "input"])
 @pytest.mark.parametrize("shape", [(40, 4), (40, 4, 3)])
 @pytest.mark.parametrize("passes", PASSES)
 def test_special_values_of_lines(passes, shape, name):
@@ -255,12 +255,12 @@ def test_special_values_of_lines(passes, shape, name):
     for special in (np.nan, np.inf, -np.inf, 0.0):
         case = make("group_norm", shape, num_groups=2)
         values = case.tensors[name].copy()
-        values[(..., 1) if name == "gamma" else (7, 1)] = special
+        values[(..., 1) if name == "weight" else (7, 1)] = special
         case.tensors[name] = values
         exact = case.exact()
         with on_device(PASSES[passes]):
             result = case.call()
-        for each in ("grad_gamma", "grad_beta"):
+        for each in ("grad_weight", "grad_bias"):
             error = precision.error(getattr(result, each), exact[each], case.arithmetic)
             assert error.max() <= 1, (each, special)
         finite = np.isfinite(exact["grad_input"].value)

@@ -17,6 +17,11 @@ PROGRAMS = {
     "group_norm_backward.cpp": "aclnn",
     "infiniop_batch_norm_backward.c": "infiniop",
 }
+#: The same for runs under a sanitizer, which take seconds: one dialect's examples are alike.
+SANITIZED = [
+    pytest.param(*each, marks=() if each[0] == "batch_norm_backward.c" else pytest.mark.full)
+    for each in PROGRAMS.items()
+]
 
 
 def test_no_example_is_left_out():

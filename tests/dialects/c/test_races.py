@@ -11,7 +11,7 @@ from documents import PAGES, blocks
 
 from .conftest import python_environment, run
 from .test_examples import EXAMPLES as FOLDER
-from .test_examples import PROGRAMS as EXAMPLES
+from .test_examples import SANITIZED
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: ThreadSanitizer reports each race, even at an address that it has named before.
@@ -116,7 +116,7 @@ def test_no_finding_in_a_tutorial(libraries, compile_for, tmp_path, code, dialec
         assert "\n0 are not what the formula says\n" in done.stdout
 
 
-@pytest.mark.parametrize(("name", "dialect"), EXAMPLES.items())
+@pytest.mark.parametrize(("name", "dialect"), SANITIZED)
 def test_no_finding_in_an_example(compile_for, tmp_path, name, dialect):
     done = run(compile_for("thread", FOLDER / name, tmp_path / "program", dialect))
     assert (done.returncode, done.stderr) == (0, "")

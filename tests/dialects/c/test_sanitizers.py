@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import run
 from .test_examples import EXAMPLES as FOLDER
-from .test_examples import PROGRAMS as EXAMPLES
+from .test_examples import SANITIZED
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: Whether memory leaks is not the question here.
@@ -49,7 +49,7 @@ def test_threads_that_fail_while_the_report_is_printed(compile_for, tmp_path):
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "undefined"])
-@pytest.mark.parametrize(("name", "dialect"), EXAMPLES.items())
+@pytest.mark.parametrize(("name", "dialect"), SANITIZED)
 def test_no_finding_in_an_example(compile_for, tmp_path, name, dialect, sanitizer):
     program = compile_for(sanitizer, FOLDER / name, tmp_path / "program", dialect)
     done = run(program, env={**WITHOUT_LEAKS, "NORMGRAD_CAPI_REPORT": "1"})
