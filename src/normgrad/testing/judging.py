@@ -14,9 +14,9 @@ from ..operators import precision
 from ..operators.reference import Array, Exact
 from ..support.values import shorten
 from ..tensors import dtypes
-from ..tensors import strides as layout
 from ..tensors.dtypes import DType
 from ..tensors.specs import TensorSpec
+from ..tensors.strides import dense_like, used_strides
 from .cases import Case, Topic
 from .outcomes import UNREADABLE, Fault, Level, Outcome, convention, wrong
 from .tensors import Call
@@ -263,7 +263,7 @@ def _unlike(
         elif output.kind is Kind.DATA and call.first_out is None and array.size:
             steps = tuple(step // array.itemsize for step in array.strides)
             ours, theirs = (
-                layout.used_strides(spec.shape, layout.dense_like(spec.shape, each))
+                used_strides(spec.shape, dense_like(spec.shape, each))
                 for each in (spec.strides, steps)
             )
             if ours != theirs:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..operators.reference import Array
-from ..tensors import strides as layout
+from ..tensors.strides import contiguous_strides
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Tensor:
         is_contiguous = array.flags.c_contiguous  # also if empty, where NumPy's strides are any
         strides = tuple(step // array.itemsize for step in array.strides)
         if is_contiguous:
-            strides = layout.contiguous_strides(array.shape)
+            strides = contiguous_strides(array.shape)
         may_be_null = {"strides": is_contiguous, "memory": not array.size}.get(null)
         null = null if may_be_null else ""
         return cls(array, array.shape, strides, array.dtype.name, format_name, null)
