@@ -131,7 +131,7 @@ def run_suite(
 
     found: list[Measured] = []
     try:
-        with show.progress(len(cases) * len(counts)) as advance:
+        with show.progress(len(cases) * len(counts), "cases") as advance:
             advance("", 0)
             for one in run.run(cases, measured_on, counts, seconds, repeat, compile_ and cuda):
                 found.append(one)

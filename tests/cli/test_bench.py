@@ -5,6 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from normgrad.cli import show
 from normgrad.cli.app import app
 
 torch = pytest.importorskip("torch")
@@ -162,3 +163,13 @@ def test_what_is_no_model(cli, tmp_path, monkeypatch, named, text):
     line = errors(cli("--model", named))
     assert line.startswith("Error: --model: ") or line.startswith("normgrad: --model: "), line
     assert text in line
+
+
+def test_lines_say_how_far_a_long_run_is(monkeypatch, capsys):
+    monkeypatch.setattr(show, "EVERY", 0)
+    with show.progress(3, "cases") as advance:
+        advance("first")
+        advance("second", 2)
+    assert (
+        capsys.readouterr().err == "normgrad: 1 of 3 cases: first\nnormgrad: 3 of 3 cases: second\n"
+    )

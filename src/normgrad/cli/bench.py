@@ -85,7 +85,7 @@ def bench(
     normgrad.set_num_threads(count)
     cases, seconds = layers.cases(), QUICK_SECONDS if quick else SECONDS
     groups: dict[str, list[LayerTimes]] = {}
-    with show.progress(len(cases)) as advance:
+    with show.progress(len(cases), "cases") as advance:
         for case in cases:
             advance(str(case), 0)
             times = layers.measure(case, getattr(torch, dtype), seconds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -131,12 +132,37 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     print_lines(grid)
 
 
+#: Seconds between two lines of progress.
+EVERY = 30.0
+
+
+def _counter(total: int, noun: str) -> Callable[..., None]:
+    """A function that counts, and says on stderr how far it is, if it has not for some time."""
+    count, last = 0, time.monotonic()
+
+    def advance(text: str, step: int = 1) -> None:
+        nonlocal count, last
+        count += step
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            say(f"{count} of {total} {noun}: {text}")
+
+    return advance
+
+
 @contextmanager
-def progress(total: int) -> Iterator[Any]:
-    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it."""
+def progress(total: int, noun: str = "") -> Iterator[Any]:
+    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it.
+
+    With a noun for what is counted, there are lines instead of the bar where it is no terminal.
+    """
     from rich import progress as bars
 
     console = Console(stderr=True)
+    if noun and not console.is_terminal:
+        with interruptible():
+            yield _counter(total, noun)
+        return
     count, remaining = bars.MofNCompleteColumn(), bars.TimeRemainingColumn()
     columns = (bars.BarColumn(), count, remaining, bars.TextColumn("{task.description}"))
     bar = bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
