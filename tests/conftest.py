@@ -43,6 +43,8 @@ SAMPLE = 1 if INTERPRETED else 10
 
 #: Folders and files whose tests each start a process, and so share few imports or fixtures.
 APART = {"c", "cli", "examples", "faults", "test_documentation.py", "test_examples.py"}
+#: Files in these folders whose tests wait for a library that one of them builds.
+TOGETHER = {"test_races.py", "test_sanitizers.py"}
 
 if INTERPRETED:
     from triton.runtime import interpreter
@@ -83,13 +85,13 @@ def _is_of(item: pytest.Item, names: set[str]) -> bool:
 
 
 def _keep_together(items: list[pytest.Item]) -> None:
-    """Make each file's tests a group for pytest-xdist, except for those of :data:`APART`.
+    """Make each file's tests a group for pytest-xdist, except for most of :data:`APART`.
 
     So a file's imports, compilations and fixtures are made once. Groups come first. The other tests
     then fill the processes one by one, so that all end at about the same time.
     """
     for item in items:
-        if not _is_of(item, APART):
+        if not _is_of(item, APART) or _is_of(item, TOGETHER):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 

@@ -289,7 +289,7 @@ def load(folder: Path, prefix: str) -> list[tuple[Results, Path]]:
 
 
 def documents(folder: Path, checkout: Path) -> dict[Path, bytes]:
-    """What a checkout's documents, and the pictures of gains, should be by a folder's runs.
+    """What a checkout's documents should be by a folder's runs.
 
     Raises:
         ReportError: there are no runs, or no markers.
@@ -311,19 +311,28 @@ def documents(folder: Path, checkout: Path) -> dict[Path, bytes]:
                 wanted[document] = found.encode()
     if not wanted:
         raise ReportError(f"{checkout}: none of {', '.join(map(str, contents))} has {BEGIN}")
-    for run, path in (*cpus, *gpus):
+    return wanted
+
+
+def pictures(folder: Path, checkout: Path) -> dict[Path, bytes]:
+    """The pictures of gains that a checkout's documents show of a folder's runs."""
+    wanted = {}
+    for run, path in (*load(folder, RUNS), *load(folder, GPU_RUNS)):
         if drawn := picture.gains(run, models(path)):
             wanted[checkout / PICTURES / path.with_suffix(".svg").name] = drawn
     return wanted
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
-    """Bring a checkout's documents up to date with a folder's runs, and return those that changed.
+    """Bring a checkout's documents and their pictures up to date with a folder's runs.
+
+    Returns:
+        The files that changed.
 
     Raises:
         ReportError: there are no runs, or no markers.
     """
-    wanted = documents(folder, checkout)
+    wanted = documents(folder, checkout) | pictures(folder, checkout)
     written = [
         path for path, new in wanted.items() if not path.exists() or path.read_bytes() != new
     ]

@@ -39,17 +39,16 @@ def redirected(redirection, *arguments):
         ("--help",),
         ("--version",),
         ("aclnn",),
-        ("aclnn", "contract"),
         ("aclnn", "contract", "BatchNormBackward", "--product", "Ascend910"),
         ("info",),
         ("run", "--help"),
-        ("capi", "build", "--help"),
         # The same of other commands.
         *[
-            pytest.param((*name, "--help"), marks=pytest.mark.full)
-            for name in (
-                ("info",), ("bench",), ("verify",), ("warmup",), ("aclnn",), ("capi",),
-                ("capi", "flags"),
+            pytest.param(arguments, marks=pytest.mark.full)
+            for arguments in (
+                ("aclnn", "contract"), ("info", "--help"), ("bench", "--help"),
+                ("verify", "--help"), ("warmup", "--help"), ("aclnn", "--help"),
+                ("capi", "--help"), ("capi", "flags", "--help"), ("capi", "build", "--help"),
             )
         ],
     ],
@@ -76,9 +75,11 @@ def test_results_on_a_full_standard_output(batch_norm, tmp_path):
         ],
         ("2>/dev/full", ("run",)),
         ("2>&-", ("walk",)),
-        ("2>/dev/full", ("bench", "--device", "tpu")),
-        ("2>/dev/full", ("aclnn", "contract", "no")),
         ("2>/dev/full", ("capi", "flags", "aclnn", "--out", "nowhere")),
+        *[
+            pytest.param("2>/dev/full", arguments, marks=pytest.mark.full)
+            for arguments in (("bench", "--device", "tpu"), ("aclnn", "contract", "no"))
+        ],
     ],
     ids=str,
 )

@@ -227,9 +227,9 @@ print(of(sizes[-1]) == first)
 @pytest.mark.parametrize(
     ("whose", "sizes", "stack"),
     [
-        ("calls", (2, 16), "8m"),
         ("calls", (16, 2, 16), "8m"),
-        ("calls", (2, 4), "64m"),
+        pytest.param("calls", (2, 16), "8m", marks=pytest.mark.full),
+        pytest.param("calls", (2, 4), "64m", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.every_case

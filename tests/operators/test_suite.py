@@ -21,6 +21,8 @@ pytestmark = pytest.mark.every_case
 OURS = testing.load("normgrad")
 #: What an interpreter takes long for, and topics that are not about kernels.
 LARGEST = 1500
+#: The elements of cases of which a sample runs here, too.
+LARGE = 100_000
 NOT_OF_KERNELS = {Topic.MISTAKES, Topic.DETERMINISM, Topic.CONCURRENCY, Topic.MEMORY}
 
 
@@ -35,9 +37,13 @@ def check(case, context=contextlib.nullcontext):
 @pytest.mark.cpu
 @pytest.mark.parametrize("topic", [each for each in Topic if each is not Topic.MISTAKES])
 def test_a_quick_run(topic):
-    for case in testing.cases(quick=True):
-        if case.topic is topic:
+    cases = [case for case in testing.cases(quick=True) if case.topic is topic]
+    large = [case for case in cases if math.prod(case.shape) > LARGE]
+    for case in cases:
+        if case not in large:
             check(case)
+    for case in sampled(large, 16, topic):
+        check(case)
 
 
 @pytest.mark.cpu

@@ -52,7 +52,13 @@ def test_layers_have_the_right_gradients(name, training):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", ["BatchNorm2d", "GroupNorm", "LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BatchNorm2d", "RMSNorm",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("GroupNorm", "LayerNorm")),
+    ],
+)  # fmt: skip
 def test_compilers_see_pytorch_s_operators(name):
     from torch._dynamo.backends.common import aot_autograd
 

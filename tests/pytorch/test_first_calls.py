@@ -227,7 +227,7 @@ threading.Thread(target=outlive).start()
 """
 
 
-@pytest.mark.parametrize("library", ["0", "1"])
+@pytest.mark.parametrize("library", ["1", pytest.param("0", marks=pytest.mark.full)])
 def test_calls_at_the_end_of_the_process(library):
     """In a thread that outlives the main one, and in handlers from before PyTorch's import."""
     said = run(LATE, **{torch_build.VARIABLE: library})

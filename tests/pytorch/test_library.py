@@ -104,7 +104,7 @@ def test_layers_without_the_library_say_so_once(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_damaged_library_is_not_loaded(tmp_path, whole):
     """A file that lost its end, and a sealed one that is no library."""
     built = torch_build.path()

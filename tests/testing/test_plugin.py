@@ -187,7 +187,7 @@ def test_a_hang_fails_one_test(tmp_path):
 
 def test_operators_of_one_s_own():
     """From the hook of the module that has the functions; those without a function are left out."""
-    status, said = under_pytest("own_operators:Right", "-q")
+    status, said = under_pytest("own_operators:Right", "-q", "--quick")
     assert status == 0, said
     assert "scale" not in said
     # The module may be a plugin already.
