@@ -396,7 +396,8 @@ class Contract:
         for stage in self.stages:
             late: list[tuple[str, Rule]] = []
             for row in (tensor.on(product) for tensor in self.tensors):
-                is_sizing = Aspect.SHAPE in stage and row.name in self.sized_by
+                # The others' rules compare with these tensors.
+                is_sizing = row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
                         is_early = is_sizing and rule is not row.shape

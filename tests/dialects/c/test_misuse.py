@@ -27,16 +27,16 @@ EXPECTED = {
         mask is a tensor | 161002 | outputMask: aclTensor(
         output made up | 161002 | gradBias: 0x7fff00001000, which is no handle
         destroy tensor | 0 |
-        destroy tensor twice | 161002 | tensor: a handle that aclDestroyTensor has ended
-        tensor destroyed | 161002 | gradOut: a handle that aclDestroyTensor has ended
+        destroy tensor twice | 161002 | tensor: a handle that aclDestroyTensor has destroyed
+        tensor destroyed | 161002 | gradOut: a handle that aclDestroyTensor has destroyed
         destroy null tensor | 0 |
         destroy made up tensor | 161002 | tensor: 0x8, which is no handle
         destroy a mask as a tensor | 161002 | tensor: an aclBoolArray
         destroy mask | 0 |
-        destroy mask twice | 161002 | array: a handle that aclDestroyBoolArray has ended
-        mask destroyed | 161002 | outputMask: a handle that aclDestroyBoolArray has ended
+        destroy mask twice | 161002 | array: a handle that aclDestroyBoolArray has destroyed
+        mask destroyed | 161002 | outputMask: a handle that aclDestroyBoolArray has destroyed
         destroy null mask | 0 |
-        shape of a destroyed tensor | 161002 | tensor: a handle that aclDestroyTensor has ended
+        shape of a destroyed tensor | 161002 | tensor: a handle that aclDestroyTensor has destroyed
         shape to null | 161001 | viewDims: null
         shape | 0 |
         shape is 1 2 4 of 3 | 0 |
@@ -54,17 +54,17 @@ EXPECTED = {
         executor of another operator | 161002 | executor: of aclnnBatchNormBackward
         stream made up | 361001 | stream: 0x10, which is no handle
         destroy executor | 0 |
-        destroy executor twice | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
-        executor destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        destroy executor twice | 161002 | executor: a handle that aclDestroyAclOpExecutor has
+        executor destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has destroyed
         repeatable null | 561103 | executor: null
-        repeatable destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        repeatable destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has
         workspace for nothing 0 | 0 |
         executor once | 0 |
-        executor twice | 161002 | executor: a handle that aclnnBatchNormBackward has ended
+        executor twice | 161002 | executor: used already, by aclnnBatchNormBackward
         repeatable once | 0 |
         repeatable twice | 0 |
         repeatable destroyed after use | 0 |
-        repeatable after that | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        repeatable after that | 161002 | executor: a handle that aclDestroyAclOpExecutor has
         """,
     "memory": """
         malloc to null | 107000 | devPtr: null
@@ -87,8 +87,8 @@ EXPECTED = {
         copy from what is freed | 107000 | src: memory that aclrtFree has freed
         copy to what is freed | 107000 | dst: memory that aclrtFree has freed
         set what is freed | 107000 | devPtr: memory that aclrtFree has freed
-        tensor over what is freed | 161002 | weight: a tensor whose memory aclrtFree has freed
-        tensor whose memory was freed | 161002 | input: a tensor whose memory aclrtFree has freed
+        tensor over what is freed | 161002 | weight: memory that aclrtFree has freed
+        tensor whose memory was freed | 161002 | input: memory that aclrtFree has freed
         memory freed before phase 2 | 161002 | gradInput: its memory was freed by aclrtFree since
         the same again | 161002 | gradInput: its memory was freed by aclrtFree since phase 1
         free long after | 107000 | is in no block
@@ -131,7 +131,7 @@ EXPECTED = {
         negative stride | null | stride: 8, 4, -1; allowed: 0 or more
         offset beyond counting | 161002 | input: elements 9223372036854775807 to
         offset that wraps around | 161002 | input: elements 4611686018427387904 to
-        memory of the host | 161002 | input: no memory from aclrtMalloc
+        memory of the host | 161002 | input: memory that is not from aclrtMalloc
         no memory, in phase 1 | 0 |
         and in phase 2 | 161002 | input: no memory; allowed: a tensor with data
         larger than its block | 161002 | input: elements 0 to 9 of its storage; allowed: 0 to 7
@@ -160,9 +160,9 @@ EXPECTED = {
         size 0 | 161002 | workspaceSize: 0; allowed: 831 or more
         block too small | 161002 | workspace: 830 bytes; allowed: 831
         rest of a block too small | 161002 | workspace: 830 bytes; allowed: 831
-        memory of the host | 161002 | workspace: no memory from aclrtMalloc
-        a block of the host's | 161002 | workspace: no memory from aclrtMalloc
-        made up | 161002 | workspace: no memory from aclrtMalloc
+        memory of the host | 161002 | workspace: memory that is not from aclrtMalloc
+        a block of the host's | 161002 | workspace: memory that is not from aclrtMalloc
+        made up | 161002 | workspace: memory that is not from aclrtMalloc
         freed | 161002 | workspace: memory that aclrtFree has freed
         """,
     "runtimes": """
@@ -183,28 +183,28 @@ EXPECTED = {
         synchronize the default stream | 0 |
         synchronize | 0 |
         destroy stream | 0 |
-        destroy stream twice | 107000 | stream: a handle that aclrtDestroyStream has ended
+        destroy stream twice | 107000 | stream: a handle that aclrtDestroyStream has destroyed
         destroy the default stream | 107000 | stream: null
-        synchronize a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        synchronize a dead stream | 107000 | stream: a handle that aclrtDestroyStream has destroyed
         synchronize a made up stream | 107000 | which is no handle
         stream is an event | 107000 | stream: an Event
         time not recorded | 107000 | start: an event that was not recorded
-        record on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        record on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has destroyed
         time to null | 107000 | ms: null
         time | 0 |
         time is positive 1 | 0 |
         wait | 0 |
         destroy event | 0 |
-        wait for a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
-        synchronize a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
+        wait for a dead event | 107000 | event: a handle that aclrtDestroyEvent has destroyed
+        synchronize a dead event | 107000 | event: a handle that aclrtDestroyEvent has destroyed
         version | 0 |
         it is 1.15 | 0 |
         aligned memory | 0 |
         is aligned 1 | 0 |
         free it | 0 |
         done 0 0 0 | 0 |
-        query a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
-        reset on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        query a dead stream | 107000 | stream: a handle that aclrtDestroyStream has destroyed
+        reset on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has destroyed
         reset an event | 0 |
         then 1 0 | 0 |
         time of what was reset | 107000 | start: an event that was not recorded
@@ -214,14 +214,14 @@ EXPECTED = {
         rows past the end | 107000 | dst: 20 bytes; allowed: 16
         set context | 0 |
         destroy context | 0 |
-        set a dead context | 107000 | context: a handle that aclrtDestroyContext has ended
+        set a dead context | 107000 | context: a handle that aclrtDestroyContext has destroyed
         reset | 0 |
         reset past zero | 107002 | deviceId: a device that is not set; allowed: once for each
-        synchronize what was reset | 107000 | stream: a handle that aclrtResetDevice has ended
-        destroy it | 107000 | stream: a handle that aclrtResetDevice has ended
+        synchronize what was reset | 107000 | stream: a handle that aclrtResetDevice has destroyed
+        destroy it | 107000 | stream: a handle that aclrtResetDevice has destroyed
         set what was reset | 107000 | devPtr: memory that aclrtResetDevice has freed
         copy to it | 107000 | dst: memory that aclrtResetDevice has freed
-        tensor over it | 161002 | gradOut: a tensor whose memory aclrtResetDevice has freed
+        tensor over it | 161002 | gradOut: memory that aclrtResetDevice has freed
         destroy the tensor | 0 |
         free what was reset | 0 |
         free it twice | 107000 | devPtr: memory that aclrtFree has freed
@@ -292,13 +292,13 @@ EXPECTED = {
         size of another kind | 161002 | array: an aclIntArray; allowed: an aclFloatArray
         size to null | 161001 | size: null; allowed: a pointer
         destroy integers | 0 |
-        destroy integers twice | 161002 | array: a handle that aclDestroyIntArray has ended; allowe
+        destroy integers twice | 161002 | array: a handle that aclDestroyIntArray has destroyed
         size of tensors | 0 |
         tensors that are a scalar | null | value[0]: an aclScalar; allowed: an aclTensor
         destroy tensors | 0 |
-        one of them again | 161002 | tensor: a handle that aclDestroyTensorList has ended; allowed:
+        one of them again | 161002 | tensor: a handle that aclDestroyTensorList has destroyed
         destroy scalar | 0 |
-        and the list with it | 161002 | array[0]: a handle that aclDestroyScalar has ended; allowed
+        and the list with it | 161002 | array[0]: a handle that aclDestroyScalar has destroyed
         destroy no list | 0 |
         address of null | 561103 | executor: null; allowed: an aclOpExecutor
         address for null | 561103 | tensor: null; allowed: an aclTensor
@@ -308,7 +308,7 @@ EXPECTED = {
         address of no tensor | 161002 | index: 10; allowed: 0 to 9
         address of a null tensor | 161002 | index: 3, runningMean, null in phase 1; allowed: a tens
         address of another tensor | 161002 | tensor: aclTensor(float32, ND, dims (1, 2, 4), strides
-        address of the host | 161002 | addr: no memory from aclrtMalloc; allowed: device memory
+        address of the host | 161002 | addr: memory that is not from aclrtMalloc; allowed: device
         address too near the end | 161002 | addr: elements 2 to 9 of its storage; allowed: 0 to 7,
         address | 0 |
         of an input | 0 |
@@ -332,7 +332,7 @@ EXPECTED = {
         no kind of device | 3 | infinirtSetDevice: device: 99
         handle to null | 3 | infiniopCreateHandle: handle_ptr: null
         destroy handle | 0 |
-        destroy handle twice | 3 | handle: a handle that infiniopDestroyHandle has ended
+        destroy handle twice | 3 | handle: a handle that infiniopDestroyHandle has destroyed
         destroy null | 3 | handle: null
         destroy made up | 3 | which is no handle
         descriptor to null | 3 | desc_ptr: null
@@ -347,7 +347,7 @@ EXPECTED = {
         descriptor is a handle | 3 | input: an infiniopHandle_t
         two dtypes | 10 | grad_input: dtype float32; allowed: float16, as input
         matrix for a vector | 11 | grad_weight: 3 axes
-        dead handle | 3 | handle: a handle that infiniopDestroyHandle has ended
+        dead handle | 3 | handle: a handle that infiniopDestroyHandle has destroyed
         null handle | 3 | handle: null
         destroy descriptor twice | 3 | desc: a handle that infiniopDestroyTensorDescriptor has
         descriptor destroyed | 3 | grad_input: a handle that infiniopDestroyTensorDescriptor has

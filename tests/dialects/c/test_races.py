@@ -116,6 +116,22 @@ def test_no_finding_in_a_tutorial(libraries, compile_for, tmp_path, code, dialec
         assert "\n0 are not what the formula says\n" in done.stdout
 
 
+def test_a_read_that_does_not_wait_is_named(compile_for, tmp_path):
+    """Even where the program then frees the memory, so that the free is a race, too."""
+    (code,) = (each.values[0] for each in tutorials() if each.values[1] == "aclnn")
+    wait = next(line for line in code.splitlines() if "aclrtSynchronizeStream(" in line)
+    source = tmp_path / "races.c"
+    source.write_text(code.replace(wait, ""), "utf-8")
+    done = run(
+        compile_for("thread", source, tmp_path / "program", "aclnn"), env={"TSAN_OPTIONS": OPTIONS}
+    )
+    lines = source.read_text("utf-8").splitlines()
+    first = done.stderr.partition("==================\nWARNING")[2].partition("=====")[0]
+    named = [lines[int(number) - 1] for number in re.findall(r"races\.c:(\d+)", first)]
+    assert any("aclrtMemcpy(" in line for line in named), done.stderr
+    assert any("aclnnBatchNormBackward(" in line for line in named), done.stderr
+
+
 @pytest.mark.parametrize(("name", "dialect"), SANITIZED)
 def test_no_finding_in_an_example(compile_for, tmp_path, name, dialect):
     done = run(compile_for("thread", FOLDER / name, tmp_path / "program", dialect))
@@ -123,7 +139,16 @@ def test_no_finding_in_an_example(compile_for, tmp_path, name, dialect):
     assert "largest difference" in done.stdout
 
 
-def test_a_mode_that_is_none(libraries):
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed", "stderr"),
+    [
+        ("NORMGRAD_CAPI_STREAMS", "fast", "'threads', or none", ""),
+        ("NORMGRAD_CAPI_HOST_MEMORY", "yes", "1, 0, or none", ""),
+        ("NORMGRAD_CAPI_REPORT", "true", "1, error, 0, or none", "normgrad: error 100000: aclInit"),
+    ],
+)
+def test_a_setting_that_is_not_allowed(libraries, variable, value, allowed, stderr):
+    """A report is printed even for a wrong value, so that nobody takes silence for success."""
     script = """
 import ctypes
 acl = ctypes.CDLL({lib!r} + "/libascendcl.so")
@@ -133,9 +158,10 @@ for message in (acl.aclGetRecentErrMsg, rt.normgradGetRecentErrMsg):
 print(acl.aclInit(None), acl.aclGetRecentErrMsg().decode())
 print(rt.infinirtInit(), rt.normgradGetRecentErrMsg().decode())
 """.format(lib=str(libraries.out / "lib"))
-    environment = python_environment(NORMGRAD_CAPI_STREAMS="fast")
-    done = run(sys.executable, "-c", script, env=environment)
-    said = "NORMGRAD_CAPI_STREAMS: 'fast'; allowed: 'threads', or none"
+    done = run(sys.executable, "-c", script, env=python_environment(**{variable: value}))
+    said = f"{variable}: '{value}'; allowed: {allowed}"
+    assert done.stderr.startswith(stderr)
+    assert bool(done.stderr) == bool(stderr)
     assert done.stdout.splitlines() == [
         f"100000 aclInit: {said}", f"3 infinirtInit: {said}"
     ]  # fmt: skip

@@ -186,7 +186,8 @@ def test_collectives_of_threads_and_their_mistakes(libraries):
         "1 root: 1; allowed: less than 1, the number of ranks",
         "1 stream: 0x10, which is no handle; allowed: what aclrtCreateStream made",
         "0",
-        "1 comm: a handle that HcclCommDestroy has ended; allowed: what HcclCommInitRootInfo made",
+        "1 comm: a handle that HcclCommDestroy has destroyed; "
+        "allowed: what HcclCommInitRootInfo made",
         "2 comm: null; allowed: what HcclCommInitRootInfo made",
         "21 another rank: Connection refused; allowed: all ranks make the same calls",
         "HCCL_E_TIMEOUT",

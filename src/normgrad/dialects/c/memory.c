@@ -234,6 +234,7 @@ int release(const struct call *call, const char *name, const char *makers, void 
     if (!address)
         return fail_quietly(call, call->statuses->null, "%s: null; allowed: what %s allocated",
                             name, makers);
+    settle();
     lock(&block_lock);
     struct block *block = find(address);
     struct block found = block ? *block : (struct block){0};

@@ -152,9 +152,12 @@ const char *problem_of(const void *handle)
     lock(&object_lock);
     struct entry *entry = entry_of(handle);
     if (entry)
-        snprintf(text, sizeof text, "a handle that %s has ended", entry->ended_by);
+        snprintf(text, sizeof text,
+                 strncmp(entry->ended_by, "aclnn", 5) ? "a handle that %s has destroyed"
+                                                      : "used already, by %s",
+                 entry->ended_by);
     else if (number < FIRST && number % 16 == 0)
-        snprintf(text, sizeof text, "a handle that was ended long ago");
+        snprintf(text, sizeof text, "a handle that was destroyed long ago");
     else
         snprintf(text, sizeof text, "%#zx, which is no handle", (size_t)handle);
     unlock(&object_lock);

@@ -63,10 +63,10 @@ static void find_memory(struct argument *argument, const struct tensor *tensor, 
     bool is_known = block_at(tensor->data, &block);
     if (is_known && block.freed_by) {
         argument->problem = problem;
-        snprintf(problem, PROBLEM_SIZE, "a tensor whose memory %s has freed", block.freed_by);
-        argument->kind = NOTHING;
+        snprintf(problem, PROBLEM_SIZE, "memory that %s has freed; allowed: not freed",
+                 block.freed_by);
     } else if (!settings()->host_memory && !(is_known && block.is_device))
-        argument->problem = "no memory from aclrtMalloc; allowed: device memory";
+        argument->problem = "memory that is not from aclrtMalloc; allowed: device memory";
     else if (is_known) {
         argument->block = block.address;
         argument->block_size = (uint64_t)(end_of_block(&block) - block.address);
@@ -149,7 +149,8 @@ static int check_workspace(const struct call *call, const void *workspace, uint6
     struct block block;
     TRY(living_block(call, "workspace", workspace, &block));
     if (!settings()->host_memory && !(block.size && block.is_device))
-        return refuse(call, "workspace: no memory from aclrtMalloc; allowed: device memory");
+        return refuse(call,
+                      "workspace: memory that is not from aclrtMalloc; allowed: device memory");
     if (!block.size)
         return 0;
     uint64_t rest = (uint64_t)(end_of_block(&block) - (const char *)workspace);
@@ -167,7 +168,7 @@ static int phase_2(const struct call *call, const struct operator *operator, voi
     enum kind kind = NOTHING;
     executor = peek(handle, &kind);
     if (kind != EXECUTOR)
-        return refuse(call, "executor: %s; allowed: what phase 1 returned",
+        return refuse(call, "executor: %s; allowed: a new one, from phase 1",
                       executor ? name_of(kind) : problem_of(handle));
     TRY(need_device(call, call->statuses->failure));
     uint64_t needed = workspace_size(executor->job.plan);

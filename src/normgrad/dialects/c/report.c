@@ -37,15 +37,16 @@ static const char *variable(const char *name)
 int read_settings(const struct call *call, int status)
 {
     const char *report = variable("NORMGRAD_CAPI_REPORT"),
-               *devices = variable("NORMGRAD_CAPI_DEVICES");
-    const char *streams = variable("NORMGRAD_CAPI_STREAMS");
+               *host_memory = variable("NORMGRAD_CAPI_HOST_MEMORY"),
+               *devices = variable("NORMGRAD_CAPI_DEVICES"),
+               *streams = variable("NORMGRAD_CAPI_STREAMS");
     char *end;
     long count = strtol(*devices ? devices : "1", &end, 10);
     bool is_count = count >= 1 && count <= 64 && !*end;
     lock(&rare_lock);
     current.is_fatal = !strcmp(report, "error");
-    current.report = current.is_fatal || !strcmp(report, "1");
-    current.host_memory = !strcmp(variable("NORMGRAD_CAPI_HOST_MEMORY"), "1");
+    current.report = *report && strcmp(report, "0"); // even for a wrong value, which it then names
+    current.host_memory = !strcmp(host_memory, "1");
     current.has_threads = !strcmp(streams, "threads");
     current.devices = is_count ? (int)count : 1;
     snprintf(current.product, sizeof current.product, "%s", variable("NORMGRAD_ACL_PRODUCT"));
@@ -53,6 +54,12 @@ int read_settings(const struct call *call, int status)
              variable("NORMGRAD_ACL_SAVE_INVSTD"));
     __atomic_add_fetch(&current.version, 1, __ATOMIC_RELEASE);
     unlock(&rare_lock);
+    if (current.report && !current.is_fatal && strcmp(report, "1"))
+        return fail(call, status, "NORMGRAD_CAPI_REPORT: '%s'; allowed: 1, error, 0, or none",
+                    report);
+    if (*host_memory && strcmp(host_memory, "0") && !current.host_memory)
+        return fail(call, status, "NORMGRAD_CAPI_HOST_MEMORY: '%s'; allowed: 1, 0, or none",
+                    host_memory);
     if (!is_count)
         return fail(call, status, "NORMGRAD_CAPI_DEVICES: '%s'; allowed: 1 to 64", devices);
     if (*streams && !current.has_threads)

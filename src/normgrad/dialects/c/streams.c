@@ -219,6 +219,25 @@ static int add(const struct call *call, struct stream *stream, struct task *task
     return 0;
 }
 
+static void settle_one(void *handle, enum kind kind, void *object, void *data)
+{
+    (void)handle, (void)data;
+    if (kind != STREAM)
+        return;
+    struct task *task = latest_task(object);
+    if (task)
+        wait_while(&task->is_done, 0, 100); // not longer: it may wait for the program
+    leave_task(task);
+}
+
+void settle(void)
+{
+    if (!announces() || served || is_forked())
+        return;
+    settle_one(NULL, STREAM, &default_stream, NULL);
+    each_object(settle_one, NULL);
+}
+
 bool runs_later(const struct stream *stream) { return stream && has_threads(); }
 
 int submit(const struct call *call, struct stream *stream, int (*work)(void *), void *data,
@@ -235,6 +254,7 @@ int submit(const struct call *call, struct stream *stream, int (*work)(void *), 
             (struct task){.users = 1, .work = work, .data = data, .drop = drop, .from = call->from};
         return add(call, stream, task);
     }
+    settle();
     enter_place(call->from);
     int status = work(data);
     leave_place();
