@@ -171,6 +171,8 @@ static const char SCRIPT[] =
     "    bridge.fill(table, digest, embedded)\n"
     "except BaseException as error:\n"
     "    problem = f'{type(error).__name__}: {error}'\n"
+    "    if isinstance(error, ModuleNotFoundError):\n"
+    "        problem += ' where it was; `normgrad capi build` builds them for where it is'\n"
     "finally:\n"
     "    for name in changed:\n"
     "        del os.environ[name]\n"
