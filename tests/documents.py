@@ -32,7 +32,7 @@ _MARK = re.compile(r"<!--\s*(not run|file|output|command)(?::\s*(.*?))?\s*-->\s*
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code, with the comment before it."""
+    """A block of code, with the comment before it: its mark and argument, or as it stands."""
 
     page: str
     line: int
@@ -61,7 +61,7 @@ def blocks(page: str) -> list[Block]:
             continue
         if token.type in ("fence", "code_block"):
             marked = _MARK.search(comment)
-            mark, argument = (marked[1], marked[2] or "") if marked else (None, "")
+            mark, argument = (marked[1], marked[2] or "") if marked else (None, comment)
             language = token.info.strip()
             found.append(Block(page, token.map[0] + 1, language, token.content, mark, argument))
         comment = ""

@@ -153,6 +153,7 @@ def test_every_block_is_accounted_for(page):
             assert page == "README.md", known
         else:
             assert block.language in (*RUN, *SHOWN), known
+            assert not block.argument, f"{known}, after {block.argument.strip()}"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,5 +1,6 @@
 """`normgrad run` on good files: what it computes, prints and writes."""
 
+import inspect
 import re
 
 import ml_dtypes
@@ -8,6 +9,8 @@ import pytest
 from safetensors import safe_open
 
 import normgrad
+from normgrad.cli import app
+from normgrad.operators.by_name import PLANNED
 
 OUTPUTS = {
     "batch_norm_backward": ["grad_input", "grad_weight", "grad_bias"],
@@ -16,6 +19,11 @@ OUTPUTS = {
     "group_norm_backward": ["grad_input", "grad_weight", "grad_bias"],
 }
 OPERATORS = list(OUTPUTS)
+
+
+def test_every_option_of_a_gradient_is_one_of_the_command():
+    options = {name for each in PLANNED.values() if each.is_gradient for name in each.options}
+    assert options <= inspect.signature(app._run).parameters.keys()
 
 
 def load(path, kind=None):
