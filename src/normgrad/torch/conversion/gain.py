@@ -39,11 +39,15 @@ _KINDS = {
 
 
 class Gain(NamedTuple):
-    """The calls of a class's layers in a step: their number, and seconds before and after."""
+    """The calls of a class's layers in a step: their number, and seconds before and after.
+
+    ``spread`` is the interquartile range of the longer ones, in seconds.
+    """
 
     calls: int
     stock: float
     converted: float
+    spread: float = 0.0
 
 
 class Estimate(NamedTuple):
@@ -82,7 +86,7 @@ class Estimate(NamedTuple):
             f"{self.stock / self.converted:.2f} times as fast",
             f"norms      {self.share:.0%} of the step",
         ]
-        for name, (calls, stock, ours) in self.layers.items():
+        for name, (calls, stock, ours, _) in self.layers.items():
             lines.append(
                 f"           {calls} {name}: {_ms(stock)} → {_ms(ours)}: {stock / ours:.2f} times "
                 "as fast"
@@ -91,19 +95,31 @@ class Estimate(NamedTuple):
         lines.append(f"memory     {before:.1f} MiB → {after:.1f} MiB kept for the backward pass")
         if self.conversion.left:
             lines.append(f"converted  {self.conversion}")
-        if self.spread > timing.NOISY:
+        longer = sum(max(gain.stock, gain.converted) for gain in self.layers.values())
+        of_norms = self._doubt * self.stock / longer if longer else 0.0
+        if max(self.spread, of_norms) > timing.NOISY:
             lines.append(
-                f"noise      the steps' times spread by {self.spread:.0%}: the machine was doing "
-                "something else"
+                f"noise      the steps' times spread by {self.spread:.0%}, the norms' by "
+                f"{of_norms:.0%}: the machine was doing something else"
             )
         lines.append(f"verdict    {self._verdict()}")
         return "\n".join(lines)
 
+    @property
+    def _doubt(self) -> float:
+        """By how much of the stock step's time ``gain`` may be wrong."""
+        return sum(gain.spread for gain in self.layers.values()) / self.stock
+
     def _verdict(self) -> str:
+        better = "measure on an idle machine"
+        if torch.get_num_threads() > 1:  # which wait for each other, and so for other programs
+            better += ", or after torch.set_num_threads(1)"
         if self.share > 1:
-            return "none: the norms alone took longer than a step; measure on an idle machine"
+            return f"none: the norms alone took longer than a step; {better}"
         if self.spread > timing.NOISY:
-            return "none: the steps' times differ too much; measure on an idle machine"
+            return f"none: the steps' times differ too much; {better}"
+        if self._doubt > abs(self.gain) > LEAST_GAIN:
+            return f"none: the norms' times differ too much; {better}"
         of_step = 1 - self.converted / self.stock
         if abs(self.gain - of_step) > max(self.spread, LEAST_GAIN) and self.gain * of_step < 0:
             return (
@@ -139,7 +155,8 @@ def estimate(
     layers and a converted one, alternately. In training mode a step is a forward and a backward
     pass, in evaluation mode a forward pass without gradients; there is no optimiser. Then it times
     each kind of call of the norm layers alone, on the inputs that they get in a step. Kernels are
-    compiled before. Hooks are called. Where other programs keep cores busy, CPU time counts.
+    compiled before. Hooks are called. With one thread, CPU time counts where other programs keep
+    the core busy.
 
     Args:
         module: a model, converted or not.
@@ -153,7 +170,8 @@ def estimate(
 
     Raises:
         TypeError: as for :func:`warmup`.
-        ValueError: in training mode, no result requires gradients.
+        ValueError: in training mode, no result requires gradients; or a tensor of ``example``
+            has no axis ``varying_axis``.
         Exception: any exception of the model.
     """
     check_module(module)
@@ -168,7 +186,7 @@ def estimate(
         name: partial(_step, model, _arguments(positional, varying_axis), keywords)
         for name, model in zip(("stock", "ours"), models, strict=True)
     }
-    notices.say("normgrad measures a model's steps, for some %.0f s", STEP_SECONDS)
+    notices.say("normgrad measures a model's steps and norms, for some %.0f s", 3 * STEP_SECONDS)
     with torch.random.fork_rng(), torch.inference_mode(False):
         saved = tuple(_saved_bytes(step) for step in steps.values())
         times = timing.measure(steps, STEP_SECONDS, stopwatch=stopwatch)
@@ -184,6 +202,12 @@ def _arguments(positional: Any, axis: int | None) -> Iterator[Any]:
     """The arguments of each step: the same, or tensors of ever smaller sizes along an axis."""
     if axis is None:
         return itertools.repeat(positional)
+    ranks = {each.ndim for each in pytree.tree_leaves(positional) if isinstance(each, Tensor)}
+    if not ranks or not all(-rank <= axis < rank for rank in ranks):
+        axes = f"{min(ranks)} axes" if ranks else "no tensor"
+        raise ValueError(
+            f"varying_axis: {axis}; allowed: an axis of each tensor of example ({axes})"
+        )
 
     def shorter(step: int) -> Any:
         def cut(tensor: Tensor) -> Tensor:
@@ -196,7 +220,12 @@ def _arguments(positional: Any, axis: int | None) -> Iterator[Any]:
 
 
 def _on_cpu(call: timing.Call, count: int) -> float:
-    """Seconds per call; of CPU time where the process had to wait for cores."""
+    """Seconds per call; with one thread, of CPU time where it had to wait for a core.
+
+    Several threads spin while one of them waits, which is CPU time too.
+    """
+    if torch.get_num_threads() > 1:
+        return timing.one_by_one(call, count)
     before = time.process_time()
     elapsed = timing.one_by_one(call, count)
     used = (time.process_time() - before) / count
@@ -282,7 +311,7 @@ def _timed_layers(
 ) -> Iterator[dict[str, Gain]]:
     """A context in which calls of the stock model's norms are timed, beside the converted ones."""
     gains: dict[str, Gain] = {}
-    medians: dict[Any, Any] = {}
+    measured: dict[Any, timing.Times] = {}
     is_timing = False
 
     def time_call(converted: Module, layer: Module, args: Any, kwargs: Any) -> None:
@@ -293,16 +322,19 @@ def _timed_layers(
         key = (repr(layer), layer.training, torch.is_grad_enabled(), *map(_facts, leaves))
         is_timing = True
         try:
-            if key not in medians:
+            if key not in measured:
                 pair = {"stock": layer, "ours": converted}
                 calls = {name: _call_of(one, args, kwargs) for name, one in pair.items()}
-                medians[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch).medians
+                measured[key] = timing.measure(calls, LAYER_SECONDS, stopwatch=stopwatch)
         finally:
             is_timing = False
-        kind, seconds = stock_name(converted), medians[key]
-        calls_before, stock_before, ours_before = gains.get(kind, Gain(0, 0.0, 0.0))
+        kind, (seconds, _, spread) = stock_name(converted), measured[key]
+        before = gains.get(kind, Gain(0, 0.0, 0.0))
         gains[kind] = Gain(
-            calls_before + 1, stock_before + seconds["stock"], ours_before + seconds["ours"]
+            before.calls + 1,
+            before.stock + seconds["stock"],
+            before.converted + seconds["ours"],
+            before.spread + spread * max(seconds.values()),
         )
 
     with ExitStack() as hooks:
