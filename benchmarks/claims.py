@@ -206,17 +206,17 @@ CLAIMS = (
     Claim(
         {
             "docs/performance/gpus.md": "in the geometric mean, gradients are {} and forward "
-            "passes {} times as fast as the fastest of PyTorch's and cuDNN's kernels. Slower, in float32 "
-            "and channels-last, are those of (256, 64, 56, 56) ({} to {} times as fast) and `elemt` of "
-            "(256, 1024, 14, 14) ({} times).",
+            "passes {} times as fast as the fastest of PyTorch's and cuDNN's kernels. In float32 and "
+            "channels-last, the kernels for (256, 64, 56, 56) are slower ({} to {} times as fast), and "
+            "so is `elemt` of (256, 1024, 14, 14) ({} times).",
         },
         lambda: (*_gpu_means()[:2], *_gpu_slower()),
     ),
     Claim(
         {
             "docs/performance/gpus.md": "**Layer and RMS norm**: gradients are {} times and "
-            "forward passes {} times as fast in the geometric mean; gradients of (512, 1024) {} and {} "
-            "times.",
+            "forward passes {} times as fast in the geometric mean; gradients of (512, 1024) are {} "
+            "and {} times as fast.",
         },
         lambda: (*_gpu_means()[2:], *_gpu_rows()),
     ),
@@ -313,7 +313,7 @@ def check(write: bool = False) -> list[str]:
             text = (ROOT / page).read_text("utf-8")
             new = _corrected(text, sentence, figures)
             if new is None:
-                wrong.append(f"{page}: not once: {sentence}")
+                wrong.append(f"{page}: should have once: {sentence}")
             elif new != text:
                 wrong.append(f"{page}: should be: {sentence.format(*figures)}")
                 if write:
@@ -324,7 +324,9 @@ def check(write: bool = False) -> list[str]:
     for path, content in report.documents(RESULTS, ROOT).items():
         # Pictures of one run differ between versions of matplotlib.
         if path.suffix == ".md" and path.read_bytes() != content:
-            wrong.append(f"{path.relative_to(ROOT)}: tables of another time")
+            wrong.append(
+                f"{path.relative_to(ROOT)}: tables that do not agree with the files of results"
+            )
             if write:
                 path.write_bytes(content)
     return [*wrong, *unclaimed()]
@@ -350,5 +352,5 @@ def unclaimed() -> Iterable[str]:
 
 if __name__ == "__main__":
     found = check(write="--write" in sys.argv[1:])
-    print("\n".join(found) or "all figures are those of the files")
+    print("\n".join(found) or "all figures agree with the files of results")
     sys.exit(bool(found))

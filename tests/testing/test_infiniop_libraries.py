@@ -83,7 +83,7 @@ WRONG, BEYOND, CONVENTION = Level
 def test_a_defect_is_seen(tmp_path, defect, wanted, level, said):
     library = compiled("infiniop.c", tmp_path / "libinfiniop.so", f"-D{defect}")
     judged = tried(library, wanted, quick=False)
-    found = [each for each in judged if not each.is_met]
+    found = [each for each in judged if not each.passed]
     assert {each.level for each in found} == {level}
     assert all(re.search(said, str(each)) for each in found), [*map(str, found)]
     if defect == "TRUNCATES_HALVES":
@@ -122,4 +122,4 @@ def test_a_library_that_answers_nothing(tmp_path, defect):
     reason = f"refuses a legal call: INFINI_STATUS_INTERNAL_ERROR: infiniop{function}"
     assert {fault.what for each in legal for fault in each.faults} == {reason}
     assert words(legal) == {"wrong"}
-    assert "met" not in words(judged)
+    assert "passed" not in words(judged)
