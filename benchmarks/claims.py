@@ -166,9 +166,9 @@ CLAIMS = (
             "README.md": "`BatchNorm2d` trains {} to {} times as fast as PyTorch 2.13's, "
             "`GroupNorm` {} to {} times (channels-last {} to {} times), and RMS norm functions run "
             "{} to {} times as fast, in the geometric means of",
-            "README.zh-CN.md": "训练中的 `BatchNorm2d` 的速度是 PyTorch 2.13 的 {} 到 {} 倍，"
-            "`GroupNorm` 是 {} 到 {} 倍（通道在最后时 {} 到 {} 倍），"
-            "RMS 归一化的函数是 {} 到 {} 倍",
+            "README.zh-CN.md": "`BatchNorm2d` 的训练速度是 PyTorch 2.13 的 {} 到 {} 倍，"
+            "`GroupNorm` 是 {} 到 {} 倍（channels-last 布局下 {} 到 {} 倍），"
+            "RMS 归一化函数是 {} 到 {} 倍",
         },
         _large,
     ),
@@ -197,8 +197,8 @@ CLAIMS = (
             "means over the cases of a size. {}, kernels on {} threads, models on {}, {}, commit "
             "{} (",
             "README.zh-CN.md": "docs/performance/{}.svg) **纵轴**：PyTorch 2.13 的耗时除以 "
-            "normgrad 的耗时，大于 1 表示 normgrad 更快。**横轴**：一个张量的大小；右图为归一化"
-            "在 PyTorch 训练步中所占的时间。点是用例或模型，线是同一大小的用例的几何平均。{}，kernel 用 {} 个"
+            "normgrad 的耗时，大于 1 表示 normgrad 更快。**横轴**：一个张量的大小；右图的横轴为归一化"
+            "在 PyTorch 训练步中所占的时间比例。点是用例或模型，线是同一大小的用例的几何平均。{}，kernel 用 {} 个"
             "线程，模型用 {} 个线程，{}，commit {}（",
         },
         _picture,
