@@ -217,8 +217,8 @@ def page() -> Iterator[str]:
     yield "# What is wrong by any standard"
     yield ""
     yield "This page lists what [`normgrad verify`](libraries.md#what-public-kernels-get) finds in"
-    yield "public kernels: the operator, the outputs, the condition, the smallest case and its worst"
-    yield "element, and a script that shows the fault in plain code of the library."
+    yield "public kernels: the operator, the outputs, the condition, the smallest case and its"
+    yield "worst element, and a script that shows the fault in plain code of the library."
     yield "`python compare.py pages` in `examples/verify` makes this page."
     for name, library in LIBRARIES.items():
         some = [each for each in _read(FINDINGS) if each["library"] == name]

@@ -64,10 +64,10 @@ WRONG, BEYOND, CONVENTION = Level
 @pytest.mark.parametrize(
     ("defect", "wanted", "level", "said"),
     [
-        ("IGNORES_STRIDES", of(Topic.VECTORS), WRONG, "times the bound|written beside"),
+        ("IGNORES_STRIDES", of(Topic.VECTORS), WRONG, "times the bound|written outside"),
         ("TRUNCATES_HALVES", of(Topic.VALUES), BEYOND, "times the bound"),
-        ("WRITES_BESIDE", of(Topic.VALUES), WRONG, "grad_bias: written beside"),
-        ("OVERRUNS_WORKSPACE", of(Topic.VALUES), WRONG, "workspace: written beside"),
+        ("WRITES_BESIDE", of(Topic.VALUES), WRONG, "grad_bias: written outside its elements"),
+        ("OVERRUNS_WORKSPACE", of(Topic.VALUES), WRONG, "workspace: written outside its elements"),
         ("WRITES_TO_INPUTS", of(Topic.VALUES), WRONG, "weight: written to"),
         ("OTHER_BITS_EACH_TIME", of(Topic.DETERMINISM), CONVENTION, "other bits again: grad_"),
         ("TAKES_ANY_DTYPE", of(change="all: F64"), WRONG,

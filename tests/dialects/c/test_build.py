@@ -478,7 +478,7 @@ def test_no_compiler(tmp_path):
         "`apt install gcc`\n",
     )
     done = invoke("build", "--out", tmp_path, CC="nocc -O3")
-    assert done.stderr == ("normgrad: capi build: CC: 'nocc' is not there; allowed: a C compiler\n")
+    assert done.stderr == ("normgrad: capi build: CC: 'nocc' is not found; allowed: a C compiler\n")
     assert list(tmp_path.iterdir()) == []
 
 

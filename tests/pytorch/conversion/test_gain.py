@@ -131,7 +131,7 @@ def test_no_gain_is_an_answer(layers, shares, verdict):
 def test_norms_that_take_longer_than_their_step_give_no_verdict():
     """As when another program takes the cores while they are timed."""
     busy = {"torch.nn.BatchNorm2d": Gain(4, 12.0, 3.0)}
-    verdict = "none: the norms alone took longer than a step; measure on an idle machine"
+    verdict = "none: the norms took longer than a whole step; measure on an idle machine"
     assert str(made(layers=busy)).endswith(f"verdict    {verdict}")
 
 
@@ -147,8 +147,8 @@ def test_noise_and_what_is_left_are_said():
         # The norms' times and the steps' own contradict each other.
         (
             {"layers": {"A": Gain(1, 2.0, 1.0)}, "converted": 11.0},
-            "none: by the norms' times 10% of the step saved, but by the steps' own 10% of the "
-            "step lost",
+            "none: 10% of the step saved by the norms' times, but 10% of the step lost by the "
+            "steps' times",
         ),
         # The steps' difference is within their noise.
         (

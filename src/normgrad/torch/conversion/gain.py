@@ -73,7 +73,7 @@ class Estimate(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How much of the stock step's time the norms alone would save."""
+        """How much of the stock step's time the norms by themselves would save."""
         return sum(gain.stock - gain.converted for gain in self.layers.values()) / self.stock
 
     def __str__(self) -> str:
@@ -93,22 +93,22 @@ class Estimate(NamedTuple):
             lines.append(f"converted  {self.conversion}")
         if self.spread > timing.NOISY:
             lines.append(
-                f"noise      the steps' times spread by {self.spread:.0%}: the machine was doing "
-                "something else"
+                f"noise      the steps' times spread by {self.spread:.0%}: the machine had other "
+                "work"
             )
         lines.append(f"verdict    {self._verdict()}")
         return "\n".join(lines)
 
     def _verdict(self) -> str:
         if self.share > 1:
-            return "none: the norms alone took longer than a step; measure on an idle machine"
+            return "none: the norms took longer than a whole step; measure on an idle machine"
         if self.spread > timing.NOISY:
             return "none: the steps' times differ too much; measure on an idle machine"
         of_step = 1 - self.converted / self.stock
         if abs(self.gain - of_step) > max(self.spread, LEAST_GAIN) and self.gain * of_step < 0:
             return (
-                f"none: by the norms' times {_percent(self.gain)}, but by the steps' own "
-                f"{_percent(of_step)}"
+                f"none: {_percent(self.gain)} by the norms' times, but {_percent(of_step)} by the "
+                "steps' times"
             )
         if self.gain <= -LEAST_GAIN:
             return _percent(self.gain)
