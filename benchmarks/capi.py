@@ -1,4 +1,4 @@
-"""What the C libraries cost: starting, a small call, and a large one beside Python's own.
+"""Time the C libraries: starting, a small call, and a large call alternating with Python's own.
 
     python benchmarks/capi.py [--csv FILE]
 

@@ -172,9 +172,9 @@ CLAIMS = (
             "README.md": "`BatchNorm2d` trains {} to {} times as fast as PyTorch 2.13's, "
             "`GroupNorm` {} to {} times (channels-last {} to {} times), and RMS norm functions run "
             "{} to {} times as fast, in the geometric means of",
-            "README.zh-CN.md": "训练中的 `BatchNorm2d` 的速度是 PyTorch 2.13 的 {} 到 {} 倍，"
-            "`GroupNorm` 是 {} 到 {} 倍（通道在最后时 {} 到 {} 倍），"
-            "RMS 归一化的函数是 {} 到 {} 倍",
+            "README.zh-CN.md": "`BatchNorm2d` 的训练速度是 PyTorch 2.13 的 {} 到 {} 倍，"
+            "`GroupNorm` 是 {} 到 {} 倍（channels-last 布局下 {} 到 {} 倍），"
+            "RMS 归一化函数是 {} 到 {} 倍",
         },
         _large,
     ),
@@ -203,8 +203,8 @@ CLAIMS = (
             "means over the cases of a size. {}, kernels on {} threads, models on {}, {}, commit "
             "{} (",
             "README.zh-CN.md": "docs/performance/{}.svg) **纵轴**：PyTorch 2.13 的耗时除以 "
-            "normgrad 的耗时，大于 1 表示 normgrad 更快。**横轴**：一个张量的大小；右图为归一化"
-            "在 PyTorch 训练步中所占的时间。点是用例或模型，线是同一大小的用例的几何平均。{}，kernel 用 {} 个"
+            "normgrad 的耗时，大于 1 表示 normgrad 更快。**横轴**：一个张量的大小；右图的横轴为归一化"
+            "在 PyTorch 训练步中所占的时间比例。点是用例或模型，线是同一大小的用例的几何平均。{}，kernel 用 {} 个"
             "线程，模型用 {} 个线程，{}，commit {}（",
         },
         _picture,
@@ -212,17 +212,17 @@ CLAIMS = (
     Claim(
         {
             "docs/performance/gpus.md": "in the geometric mean, gradients are {} and forward "
-            "passes {} times as fast as the fastest of PyTorch's and cuDNN's kernels. Slower, in float32 "
-            "and channels-last, are those of (256, 64, 56, 56) ({} to {} times as fast) and `elemt` of "
-            "(256, 1024, 14, 14) ({} times).",
+            "passes {} times as fast as the fastest of PyTorch's and cuDNN's kernels. In float32 and "
+            "channels-last, the kernels for (256, 64, 56, 56) are slower ({} to {} times as fast), and "
+            "so is `elemt` of (256, 1024, 14, 14) ({} times).",
         },
         lambda: (*_gpu_means()[:2], *_gpu_slower()),
     ),
     Claim(
         {
             "docs/performance/gpus.md": "**Layer and RMS norm**: gradients are {} times and "
-            "forward passes {} times as fast in the geometric mean; gradients of (512, 1024) {} and {} "
-            "times.",
+            "forward passes {} times as fast in the geometric mean; gradients of (512, 1024) are {} "
+            "and {} times as fast.",
         },
         lambda: (*_gpu_means()[2:], *_gpu_rows()),
     ),
@@ -319,7 +319,7 @@ def check(write: bool = False) -> list[str]:
             text = (ROOT / page).read_text("utf-8")
             new = _corrected(text, sentence, figures)
             if new is None:
-                wrong.append(f"{page}: not once: {sentence}")
+                wrong.append(f"{page}: should have once: {sentence}")
             elif new != text:
                 wrong.append(f"{page}: should be: {sentence.format(*figures)}")
                 if write:
@@ -329,7 +329,9 @@ def check(write: bool = False) -> list[str]:
             wrong.append("\n".join([f"{page}: should have the rows", *lines]))
     for path, content in report.documents(RESULTS, ROOT).items():
         if path.read_bytes() != content:
-            wrong.append(f"{path.relative_to(ROOT)}: tables of another time")
+            wrong.append(
+                f"{path.relative_to(ROOT)}: tables that do not agree with the files of results"
+            )
             if write:
                 path.write_bytes(content)
     return [*wrong, *unclaimed()]
@@ -355,5 +357,5 @@ def unclaimed() -> Iterable[str]:
 
 if __name__ == "__main__":
     found = check(write="--write" in sys.argv[1:])
-    print("\n".join(found) or "all figures are those of the files")
+    print("\n".join(found) or "all figures agree with the files of results")
     sys.exit(bool(found))

@@ -1,12 +1,12 @@
-"""What synchronised batch norm asks of a network, from 2 to 1024 ranks, without a network.
+"""Count the network traffic of synchronised batch norm with 2 to 1024 ranks, without a network.
 
     python benchmarks/distributed.py [--csv FILE] [--latency US] [--bandwidth GBS]
 
-PyTorch's fake process group stands for the other ranks: this process is rank 0 of so many, runs a
-forward and a backward pass of every batch norm layer of ResNet-50, and every collective is counted
-where it is called. What grows with the ranks on each of them is measured: putting all ranks'
-statistics together. How long the collectives would take is a model and no measurement: a ring, each
-of whose steps takes a latency and its bytes over a bandwidth.
+PyTorch's fake process group replaces the other ranks: this process is rank 0 of them, runs a
+forward and a backward pass of every batch norm layer of ResNet-50, and counts every collective
+where it is called. Combining all ranks' statistics, whose time grows with the number of ranks, is
+measured. The time of the collectives is not measured but computed, for a ring each of whose steps
+takes a latency and its bytes over a bandwidth.
 """
 
 from __future__ import annotations
@@ -128,8 +128,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--csv", type=Path, help="a file for the figures")
-    parser.add_argument("--latency", type=float, default=5.0, help="of a ring's step, in µs")
-    parser.add_argument("--bandwidth", type=float, default=25.0, help="of a rank, in 10⁹ bytes/s")
+    parser.add_argument(
+        "--latency", type=float, default=5.0, help="the latency of a ring's step, in µs"
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, default=25.0, help="the bandwidth of a rank, in 10⁹ bytes/s"
+    )
     options = parser.parse_args()
     rows = []
     print("| ranks | collectives | values | sent by a rank | merging | model |")

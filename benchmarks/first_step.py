@@ -1,9 +1,9 @@
-"""What a process pays until a layer's first training step is done, beside PyTorch's own.
+"""Time a process from its start to the end of a layer's first training step, beside PyTorch's.
 
     python benchmarks/first_step.py
 
-It alternates processes of both, each with an empty folder for compiled kernels. Imports are in
-the time. It fails where ours takes more than LIMIT longer.
+It alternates processes of both, each with an empty folder for compiled kernels. The time includes
+imports. The script fails if normgrad's process takes more than LIMIT longer.
 """
 
 from __future__ import annotations

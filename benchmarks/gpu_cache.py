@@ -256,7 +256,7 @@ def main() -> None:
     """Do one of the three."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("plan", "pack", "unpack"))
-    parser.add_argument("filter", nargs="?", default="", help="of the benchmark's cases")
+    parser.add_argument("filter", nargs="?", default="", help="the filter of the benchmark's cases")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     if given.what == "plan":

@@ -218,7 +218,9 @@ def main() -> None:
     import triton
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put it into the version's file")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to the version's file"
+    )
     writes = parser.parse_args().write
     out = path_of(triton.__version__).open("w") if writes else sys.stdout
     rows = csv.DictWriter(out, [field.name for field in fields(Row)], lineterminator="\n")

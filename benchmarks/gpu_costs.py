@@ -1,4 +1,4 @@
-"""What the GPU's plans would move, for shapes of real models: worked out without a GPU.
+"""Compute the memory traffic of the GPU's plans for shapes of real models, without a GPU.
 
     python benchmarks/gpu_costs.py [--write]
 
@@ -208,7 +208,9 @@ def written(document: str) -> str:
 def main() -> None:
     """Print the table, or put it where it belongs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put it into docs/performance/gpus.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to docs/performance/gpus.md"
+    )
     if parser.parse_args().write:
         DOCUMENT.write_text(written(DOCUMENT.read_text()))
     else:

@@ -47,27 +47,33 @@ Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the results are wr
 @app.command("run")
 def run_suite(
     quick: Annotated[
-        bool, typer.Option("--quick", help="A fixed small part; under a minute on a CPU.")
+        bool,
+        typer.Option("--quick", help="A fixed small part of the suite; under a minute on a CPU."),
     ] = False,
     threads: Annotated[
         str | None,
-        typer.Option(metavar="COUNTS", help="Numbers of threads, such as 1,2; else 1 and all."),
+        typer.Option(metavar="COUNTS", help="Numbers of threads, such as 1,2; default: 1 and all."),
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option("--filter", metavar="TEXT", help="Cases with this in their id, or a regex."),
+        typer.Option(
+            "--filter",
+            metavar="TEXT",
+            help="Only cases whose id has this text, or matches this regex.",
+        ),
     ] = None,
     out: Out = RESULTS,
     repeat: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Rounds; else as time allows, 5 or more.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Rounds; default: 5 or more, as time allows."),
     ] = None,
     cache: Annotated[
         int | None,
         typer.Option(
             metavar="MIB",
             min=1,
-            help="The cache to count on when results are held against the targets; else a core's "
-            "L2, as normgrad info shows it.",
+            help="The size of the cache when results are compared with the targets; default: a "
+            "core's L2, which normgrad info shows.",
         ),
     ] = None,
     device: Annotated[
@@ -92,13 +98,13 @@ def run_suite(
     """Measure operators, layers and training steps against PyTorch's and the memory bandwidth.
 
     Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
-    of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
-    is measured; what was measured before an interrupt goes to cpu-NAME-interrupted.csv. The whole
-    suite takes some ten minutes for each number of threads.
+    of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. An earlier file stays until
+    all cases are measured; after an interrupt the measurements so far go to
+    cpu-NAME-interrupted.csv. The suite takes some ten minutes for each number of threads.
 
     With --device cuda it measures them on the current GPU against the fastest of PyTorch's own,
-    cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. What was not measured
-    is said at the end, with the reason.
+    cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. At the end it lists
+    the cases that were not measured, with the reason.
     """
     options = {
         "--device": None if device == "cpu" else device,
@@ -233,10 +239,10 @@ _UNMEASURED = ("not measured", "why", "cases", "which")
 def measure_startup(
     out: Out = RESULTS,
     repeat: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes of each kind.")
+        int | None, typer.Option(metavar="N", min=1, help="The number of processes of each kind.")
     ] = None,
 ) -> None:
-    """Measure how long a process takes to its first gradient, with and without kernels on disk."""
+    """Time a process from its start to its first gradient, with and without kernels on disk."""
     _prepare(out)
     cpu = info.cpu_name()
     cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
@@ -255,7 +261,7 @@ def measure_startup(
 def bring_up_to_date(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The results.")] = RESULTS,
 ) -> None:
-    """Bring the tables of the documents, in this directory, up to date with the results."""
+    """Update the tables of the documents in this directory from the results."""
     here = Path.cwd()
     with blaming("report", report.ReportError), blaming_file(here, "cannot be brought up to date"):
         written = report.write(folder, here)

@@ -87,8 +87,10 @@ def main() -> None:
     """Measure and print a table in Markdown, threshold by threshold."""
     names = [field.name for field in dataclasses.fields(Policy)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=names, help="one threshold")
-    parser.add_argument("--cases", type=int, default=12, help="the most cases of a value")
+    parser.add_argument("--only", choices=names, help="measure only this threshold")
+    parser.add_argument(
+        "--cases", type=int, default=12, help="the largest number of cases for a value"
+    )
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     normgrad.set_num_threads(given.threads)

@@ -1,11 +1,11 @@
-"""What synchronising a batch norm costs: two processes over gloo on loopback, a thread each.
+"""Time synchronised batch norm: two processes over gloo on loopback, one thread each.
 
     python benchmarks/sync_batch_norm.py [--csv FILE] [--rounds N] [--shape 32x64x56x56 ...]
 
-Each rank makes steps, forward and backward, of three layers in turn, in training and on a batch of
-its own: normgrad's SyncBatchNorm, normgrad's BatchNorm2d and torch's BatchNorm2d. Both ranks start
-a turn together; it has taken as long as the slower one took. PyTorch's SyncBatchNorm is not there:
-it wants a GPU.
+Each rank alternates training steps, forward and backward, of three layers on a batch of its own:
+normgrad's SyncBatchNorm, normgrad's BatchNorm2d and torch's BatchNorm2d. Both ranks start a step
+together, and its time is that of the slower rank. PyTorch's SyncBatchNorm is not measured, since it
+needs a GPU.
 """
 
 from __future__ import annotations
@@ -214,10 +214,15 @@ def shape_of(text: str) -> Shape:
 def main() -> None:
     """Measure, print, and write a CSV file if one is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--csv", type=Path, help="where to write the figures too")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each layer")
+    parser.add_argument("--csv", type=Path, help="also write the figures to this file")
     parser.add_argument(
-        "--shape", type=shape_of, action="append", help="of each rank's batch, for the usual ones"
+        "--rounds", type=int, default=ROUNDS, help="the number of steps of each layer"
+    )
+    parser.add_argument(
+        "--shape",
+        type=shape_of,
+        action="append",
+        help="the shape of each rank's batch, instead of the usual ones",
     )
     chosen = parser.parse_args()
     shapes = chosen.shape or [shape_of(shape) for shape in SHAPES]

@@ -1,4 +1,4 @@
-"""What conversion brings to whole training steps, as docs/worth.md shows it.
+"""Measure the gain of whole training steps from conversion, as docs/worth.md shows it.
 
 ``python benchmarks/worth.py [THREADS]`` times models of eight kinds, and with ``public`` before
 THREADS the models that `nox -s models` converts, with the libraries that session installs. Each

@@ -56,8 +56,8 @@ def apart(library, wanted, folder, *options):
 
 
 def unmet(judged):
-    """The verdicts other than "met", in words, by the cases' names."""
-    return {each.case.name: str(each) for each in judged if not each.is_met}
+    """The verdicts other than "passed", in words, by the cases' names."""
+    return {each.case.name: str(each) for each in judged if not each.passed}
 
 
 def words(judged):

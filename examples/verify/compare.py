@@ -1,7 +1,7 @@
 """Run the cases on public kernels, and print what docs/verify/libraries.md says.
 
 ``python compare.py run flax`` tries the adapters of a library, in an environment that has it. It
-writes the cases that are not met to docs/verify/flax.csv, what is wrong by any standard to
+writes the cases that do not pass to docs/verify/flax.csv, what is wrong by any standard to
 docs/verify/findings.csv, and the counts to docs/verify/runs.csv. ``python compare.py pages`` makes
 of these the page docs/verify/findings.md, and prints the table of docs/verify/libraries.md.
 """
@@ -150,7 +150,7 @@ def run(name: str) -> None:
     _replace(RUNS, name, tuple(row), [tuple(map(str, row.values()))])
 
 
-WORDS = ("met", *(level.value for level in Level))
+WORDS = ("passed", *(level.value for level in Level))
 
 
 def _tried(spec: str, options: Sequence[str]) -> Iterator[Judged]:
@@ -197,7 +197,7 @@ def _replace(path: Path, name: str, head: Sequence[str], rows: list[tuple[str, .
 def table() -> Iterator[str]:
     """The page's table, a line at a time."""
     found = _read(FINDINGS)
-    yield "| | offered | met | wrong | beyond the bound | another convention | largest error |"
+    yield "| | offered | passed | wrong | beyond the bound | another convention | largest error |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for row in _read(RUNS):
         name, counts = row["library"], [row["offered"], *(row[word] for word in WORDS)]
@@ -216,10 +216,10 @@ def page() -> Iterator[str]:
     """The page of what is wrong by any standard, by library, a line at a time."""
     yield "# What is wrong by any standard"
     yield ""
-    yield "What [`normgrad verify`](libraries.md#what-public-kernels-get) finds in public kernels:"
-    yield "the operator, the outputs, the condition, the smallest case and its worst element, and a"
-    yield "script that shows it in plain code of the library. `python compare.py pages` in"
-    yield "`examples/verify` makes this page."
+    yield "This page lists what [`normgrad verify`](libraries.md#what-public-kernels-get) finds in"
+    yield "public kernels: the operator, the outputs, the condition, the smallest case and its"
+    yield "worst element, and a script that shows the fault in plain code of the library."
+    yield "`python compare.py pages` in `examples/verify` makes this page."
     for name, library in LIBRARIES.items():
         some = [each for each in _read(FINDINGS) if each["library"] == name]
         if some:

@@ -41,7 +41,7 @@ def test_info(cli, monkeypatch):
     assert found["kept in"].startswith(str(cache.folder()))
     assert found["cpu"] == "usable"
     if not info.gpus():
-        assert found["gpu"] == "none that CUDA's driver knows of"
+        assert found["gpu"] == "none that CUDA's driver reports"
     assert "\x1b" not in result.stdout
 
 
@@ -94,7 +94,7 @@ def test_whether_gpus_are_used(monkeypatch):
     versions["triton"] = "not installed"
     assert reason() == "Big GPU (not used: Triton is not installed)"
     versions["torch"] = "2.13.0+cpu"
-    assert reason() == "Big GPU (not used: this is PyTorch for the CPU alone)"
+    assert reason() == "Big GPU (not used: this PyTorch is a build for CPUs only)"
     versions["torch"] = "not installed"
     assert reason() == "Big GPU (not used: PyTorch is not installed)"
 

@@ -55,7 +55,7 @@ QUICK = ("--quick", "-k", "plain or mean/stats")
     ("subject", "status", "said"),
     [
         ((), 0, r"batch_norm_stats +(\d+) +\1 "),  # normgrad itself
-        (("mine:Right",), 0, r"of (\d+) cases offered 0 are wrong, \1 met\n"),
+        (("mine:Right",), 0, r"(\d+) cases offered: 0 wrong, \1 passed\n"),
         (("mine:Wrong",), 1, r"wrong: batch_norm_stats: invstd \(\d+ of \d+ cases; layers "),
         (
             ("mine:OtherParameters",),
@@ -63,7 +63,7 @@ QUICK = ("--quick", "-k", "plain or mean/stats")
             r"not tried: .*\nbatch_norm_stats: eps, [^$]*lacks a parameter\s+\(1 of 1 case;[^$]*\n"
             r" +no parameter eps: batch_norm_stats\(float32\(3, 4, 5\), eps=1e-05\)\n",
         ),
-        (("mine:Unwritten",), 5, "of 0 cases offered 0 are wrong, 0 met\n"),
+        (("mine:Unwritten",), 5, "0 cases offered: 0 wrong, 0 passed\n"),
     ],
 )  # fmt: skip
 def test_the_exit_status_says_whether_a_case_is_wrong(verify, subject, status, said):

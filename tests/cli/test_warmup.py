@@ -72,7 +72,7 @@ def test_without_a_folder_it_says_so(cli, compiled, monkeypatch, tmp_path):
     (tmp_path / "cache").write_bytes(b"")
     result = cli("warmup")
     assert (result.exit_code, result.stdout) == (2, "")
-    start = "normgrad: warmup: no kernel can be kept ([Errno 20] Not a directory: "
+    start = "normgrad: warmup: kernels cannot be stored ([Errno 20] Not a directory: "
     assert result.stderr.startswith(start)
 
 

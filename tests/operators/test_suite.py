@@ -1,4 +1,4 @@
-"""The cases of `normgrad verify`, met by normgrad itself; on a GPU's kernels too, by interpreter.
+"""normgrad passes the cases of `normgrad verify`; so do a GPU's kernels, in the interpreter.
 
 What is tested here stands nowhere else: every kind of call in every dtype and layout, with masks,
 absent tensors, given outputs, special values and mistakes (see normgrad/testing/operator_suite.py).
@@ -29,7 +29,7 @@ NOT_OF_KERNELS = {Topic.MISTAKES, Topic.DETERMINISM, Topic.CONCURRENCY, Topic.ME
 def check(case, context=contextlib.nullcontext):
     with context():
         judged = testing.run(case, OURS)
-        assert judged.is_met, f"{case}: {judged}"
+        assert judged.passed, f"{case}: {judged}"
         if case.topic is Topic.SPECIAL:  # the same infinities and NaNs as the formula's
             run(case.call())
 

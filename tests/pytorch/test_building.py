@@ -99,7 +99,7 @@ def test_a_build_that_is_interrupted(folder, number):
 
 def test_builds_that_fail(monkeypatch, folder):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(BuildError, match="CXX: 'no-such-compiler' is not there; allowed: a C"):
+    with pytest.raises(BuildError, match="CXX: 'no-such-compiler' is not found; allowed: a C"):
         nt.build()
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(BuildError, match="false does not compile the library for PyTorch: no mess"):

@@ -83,22 +83,22 @@ def test_what_layers_reach_stands_first():
 
 def test_the_table_has_eighty_columns_and_none_without_a_number():
     kinds = ("gather", "stats")
-    met = failing(kinds, lambda case: False)
-    assert _table(met) == [
-        f"{'operator':35} offered met",
-        f"{'batch_norm_gather_stats_with_counts':35}{len(met) - STATS:8}{len(met) - STATS:4}",
-        f"{'batch_norm_stats':35}{STATS:8}{STATS:4}",
+    passed = failing(kinds, lambda case: False)
+    gathers = len(passed) - STATS
+    assert _table(passed) == [
+        f"{'operator':35} offered passed",
+        f"{'batch_norm_gather_stats_with_counts':35}{gathers:8}{gathers:7}",
+        f"{'batch_norm_stats':35}{STATS:8}{STATS:7}",
     ]
-    judged = [Judged(each.case, units=1.23456e16, plain=2.0) for each in met]
-    gathers = [index for index, each in enumerate(met) if each.case.kind == "gather"]
-    for index, level in zip(gathers, Level, strict=False):
-        judged[index] = Judged(met[index].case, (Fault(level, "mean"),))
+    judged = [Judged(each.case, units=1.23456e16, plain=2.0) for each in passed]
+    indices = [index for index, each in enumerate(passed) if each.case.kind == "gather"]
+    for index, level in zip(indices, Level, strict=False):
+        judged[index] = Judged(passed[index].case, (Fault(level, "mean"),))
     upper, lower, name, numbers, second = _table(judged)
     assert upper.split() == ["beyond", "another", "error", "/", "error", "/"]
     assert lower.startswith("operator ")
     assert name == "batch_norm_gather_stats_with_counts"
-    offered = len(met) - STATS
-    assert numbers.split() == [f"{offered}", f"{offered - 3}", "1", "1", "1", "1.23e+16", "2"]
+    assert numbers.split() == [f"{gathers}", f"{gathers - 3}", "1", "1", "1", "1.23e+16", "2"]
     assert second.split() == ["batch_norm_stats", f"{STATS}", f"{STATS}", "1.23e+16", "2"]
     assert all(len(line) <= 80 for line in (upper, lower, name, numbers, second))
 
@@ -107,7 +107,7 @@ def test_where_only_an_operator_may_be_called_so_no_layer_reaches_it():
     judged = failing(("elemt",), lambda case: case.out == "odd", wrong("grad_input"))
     (found,) = findings(judged)
     assert found.where == "out is odd"
-    assert "; not by layers)" in str(found)
+    assert "; no layer reaches it)" in str(found)
 
 
 def test_the_conclusion_says_how_many_of_what_was_offered():
@@ -115,10 +115,10 @@ def test_the_conclusion_says_how_many_of_what_was_offered():
     number = sum(each.case.dtype == "bfloat16" for each in judged)
     absent = Judged(judged[0].case, absent="no parameter out")
     assert conclusion([*judged, absent], findings(judged)) == (
-        f"of {len(judged)} cases offered {number} are wrong (1 finding), {len(judged) - number} met"
+        f"{len(judged)} cases offered: {number} wrong (1 finding), {len(judged) - number} passed"
     )
     beyond = Judged(judged[0].case, (Fault(BEYOND, "mean"),))
     assert (
         conclusion([beyond], findings([beyond]))
-        == "of 1 cases offered 0 are wrong, 1 beyond the bound, 0 met"
+        == "1 case offered: 0 wrong, 1 beyond the bound, 0 passed"
     )

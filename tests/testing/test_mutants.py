@@ -30,7 +30,7 @@ ROWS = {
 
 
 def first_gravest(words, cases):
-    """The first verdict of the gravest level that a mutant gets; None if all cases are met."""
+    """The first verdict of the gravest level that a mutant gets; None if all cases pass."""
     subject = Subject(words, MUTANTS[words]())
     found = {}
     for case in cases:

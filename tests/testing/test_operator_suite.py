@@ -142,9 +142,9 @@ def test_an_exact_implementation_meets_it(topic):
         if not has_lost_its_mean(case):
             judged = testing.run(case, exact_operators.Exact)
             told.append(judged.word)
-            assert judged.is_met or judged.absent, f"{case}: {judged}"
+            assert judged.passed or judged.absent, f"{case}: {judged}"
     # What it has no parameter for is not tried.
-    assert ("met" in told) == (topic is not Topic.OUTPUTS)
+    assert ("passed" in told) == (topic is not Topic.OUTPUTS)
 
 
 def test_statistics_that_are_used_unrounded_meet_it():
@@ -153,4 +153,4 @@ def test_statistics_that_are_used_unrounded_meet_it():
     assert {case.dtype for case in cases} == {"float32", "float64"}
     for case in cases:
         judged = testing.run(case, exact_operators.Exact)
-        assert judged.is_met, f"{case}: {judged}"
+        assert judged.passed, f"{case}: {judged}"

@@ -29,10 +29,10 @@ def test_the_gravest_fault_is_the_level():
     faults = (convention("other bits"), testing.Fault(BEYOND, "output"), wrong("input: written to"))
     for some, level in ((faults, WRONG), (faults[:2], BEYOND), (faults[:1], CONVENTION)):
         judged = testing.Judged(case, some)
-        assert (judged.level, judged.word, judged.is_met) == (level, level.value, False)
-    assert testing.Judged(case).word == "met"
+        assert (judged.level, judged.word, judged.passed) == (level, level.value, False)
+    assert testing.Judged(case).word == "passed"
     absent = testing.Judged(case, absent="no operator")
-    assert (absent.level, absent.word, absent.is_met) == (None, "not offered", False)
+    assert (absent.level, absent.word, absent.passed) == (None, "not offered", False)
     assert str(testing.Judged(case, faults[1:])) == "wrong: output; input: written to"
 
 
@@ -43,7 +43,7 @@ def test_all_faults_of_a_strict_implementation_are_wrong():
     assert {each.level for each in testing.judge(case, outcome, strict=True).faults} == {WRONG}
     mistake = next(case for case in testing.cases(kinds=("stats",)) if case.is_mistake)
     unnamed = testing.Outcome(error=("RuntimeError", "no"))
-    assert testing.judge(mistake, unnamed).is_met
+    assert testing.judge(mistake, unnamed).passed
     assert testing.judge(mistake, unnamed, strict=True).level is WRONG
     assert testing.judge(mistake, testing.Outcome(), strict=True).level is WRONG
 
@@ -55,7 +55,7 @@ def test_a_wrong_call_is_checked_beside_the_right_one():
 
     cases = [case for case in testing.cases() if case.kind == "stats"]
     mistake = next(case for case in cases if case.change == "input: int32")
-    assert testing.run(mistake, ng).is_met
+    assert testing.run(mistake, ng).passed
     assert testing.run(mistake, Refuses).word == "not offered"
 
 
@@ -94,7 +94,7 @@ def a_case_and_its_result():
 @pytest.mark.parametrize("change", [tuple, lambda found: list(map(Producer, found)), of_torch])
 def test_a_result_is_judged_by_itself(change):
     case, found = a_case_and_its_result()
-    assert str(testing.check(case, change(found))) == "met"
+    assert str(testing.check(case, change(found))) == "passed"
     judged = testing.check(case, change((found.mean, found.invstd * 2)))
     assert judged.level is WRONG
     assert str(judged).startswith("wrong: invstd: 4 of 4 wrong, first at channel 0; worst at chann")
@@ -130,7 +130,7 @@ def test_an_error_may_be_the_result():
     assert str(testing.check(case, refusal)).startswith("wrong: refuses a legal call: ValueError: ")
     cases = testing.cases(kinds=("stats",))
     mistake = next(case for case in cases if case.change == "input: int32")
-    assert str(testing.check(mistake, refusal)) == "met: ValueError: input: no"
+    assert str(testing.check(mistake, refusal)) == "passed: ValueError: input: no"
     accepted = testing.check(mistake, found)
     assert str(accepted) == "another convention: accepts a wrong call: input: int32"
 

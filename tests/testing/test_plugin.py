@@ -88,10 +88,10 @@ def test_what_a_run_writes_and_says(tmp_path):
     command = next(line for line in lines[lines.index(finding) :] if "    normgrad" in line)
     assert command.startswith("    normgrad verify tried_operators:Doubles --case values/stats/33x")
     start = next(index for index, line in enumerate(lines) if "= normgrad =" in line)
-    end = next(index for index, line in enumerate(lines) if line.startswith("of "))
+    end = next(index for index, line in enumerate(lines) if " cases offered: " in line)
     report = lines[start : end + 1]
     assert [line for line in report if len(line) > 80 and "--case" not in line] == []
-    assert f"of {len(rows)} cases offered {number} are wrong (" in said
+    assert f"{len(rows)} cases offered: {number} wrong (" in said
     assert re.search(rf"\n{number} failed, ", said)
 
 
@@ -123,7 +123,7 @@ def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own()
     chosen = ("--quick", "-m", MASKS)
     status, said = under_pytest("tried_operators:Inexact", *chosen)
     assert status == 0
-    assert re.search(r"of (\d+) cases offered 0 are wrong, \d+ beyond the bound, \d+ met\n", said)
+    assert re.search(r"\d+ cases offered: 0 wrong, \d+ beyond the bound, \d+ passed\n", said)
     assert re.search(r"\n\d+ passed, \d+ deselected, \d+ beyond the bound in ", said), said
     for bound, expected in ((1e9, 0), (1.5, 1)):
         status, _ = under_pytest("tried_operators:Inexact", *chosen, "--bound", bound)

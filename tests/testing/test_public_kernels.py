@@ -65,7 +65,7 @@ def test_an_adapter_meets_a_plain_call(compare, name, monkeypatch):
             for each in rows(compare.FINDINGS)
             if each["library"] == name
         }
-        assert any(each.is_met or each.case.operator in wrong for each in judged), spec
+        assert any(each.passed or each.case.operator in wrong for each in judged), spec
         assert all(each.units is not None for each in judged), spec
 
 
@@ -88,7 +88,7 @@ def test_the_results_are_of_one_run_of_each_library(compare):
         verdicts = {each["case"]: each["verdict"] for each in rows(compare.RESULTS / f"{name}.csv")}
         for word in compare.WORDS[1:]:
             assert int(run[word]) == [*verdicts.values()].count(word)
-        assert int(run["met"]) + len(verdicts) == int(run["offered"])
+        assert int(run["passed"]) + len(verdicts) == int(run["offered"])
         smallest = {each["smallest case"] for each in found if each["library"] == name}
         assert smallest <= {case for case, word in verdicts.items() if word == "wrong"}
         assert bool(smallest) == ("wrong" in verdicts.values())

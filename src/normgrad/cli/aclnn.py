@@ -30,7 +30,7 @@ def contract(
         typer.Option(metavar="P", help="A product or a chip, such as 'Atlas A2', Ascend950PR."),
     ] = None,
 ) -> None:
-    """Print an operator's contract, or all of them: what is checked, from the same table."""
+    """Print the contract of an operator, or of all: the rules by which calls are checked."""
     from ..dialects.aclnn.contracts import CONTRACTS
     from ..dialects.aclnn.products import PRODUCTS, find
 

@@ -31,9 +31,9 @@ _RUN_HELP = f"""
 Compute the gradients of the tensors in a file; check and time them.
 
 FILE is a .npz or .safetensors file with the operator's tensors under the names of its
-parameters. Beside them stand the operator's name, as operator, and the arguments that are not
-tensors: in 0-d entries of a .npz, in the metadata of a .safetensors file. Options win over the
-file; entries that are no arguments are left alone.
+parameters. It also has the operator's name, under the name operator, and the arguments that are not
+tensors: in 0-d entries of a .npz file, or in the metadata of a .safetensors file. Options override
+the file; entries that are not arguments are ignored.
 
     np.savez("layer.npz",
              operator="batch_norm_backward", training=True, eps=1e-5,
@@ -49,17 +49,17 @@ file; entries that are no arguments are left alone.
     normgrad run layer.npz -o gradients.npz
 
 FILE need not be trusted: nothing in it is unpickled, run, or taken for a path, and reading it takes
-no more memory than {archives.MAX_RATIO:,} times its size and {archives.RATIO_SLACK >> 20} MiB,
-whatever it claims to hold.
+no more memory than {archives.MAX_RATIO:,} times its size plus {archives.RATIO_SLACK >> 20} MiB,
+whatever sizes it claims.
 
-The operators, with what may be left out in brackets:
+The operators, with optional arguments in brackets:
 
 {_signatures()}
 
 Each output's largest error against a float64 reference is shown in units of the bound that the
 library keeps on any data whose intermediates stay in float32's normal range. The exit status is 0
-if all are at most 1, 1 if one is not (OUT is written all the same), 2 if FILE or OUT cannot be
-used.
+if every error is at most 1, 1 if one is larger (OUT is still written), and 2 if FILE or OUT cannot
+be used.
 """
 
 app = typer.Typer(
@@ -102,8 +102,8 @@ def _run(
             "-o",
             "--out",
             metavar="OUT",
-            help="Write the gradients to exactly this name, in the format of its suffix, else "
-            "of FILE. It may be FILE.",
+            help="Write the gradients to the file of exactly this name, in the format of its "
+            "suffix, otherwise in that of FILE. OUT may be FILE.",
         ),
     ] = None,
     operator: Annotated[
@@ -120,7 +120,7 @@ def _run(
         typer.Option(metavar="SIZES", help="The last axes, of layer norm, such as 768 or 32,32."),
     ] = None,
     channel_axis: Annotated[
-        int | None, typer.Option(help="1, or -1 for channels-last shapes.")
+        int | None, typer.Option(help="The channels' axis: 1, or -1 for channels-last shapes.")
     ] = None,
     output_mask: Annotated[
         str | None,
@@ -159,7 +159,7 @@ def _info() -> None:
 
 @app.command("clean")
 def _clean() -> None:
-    """Remove compiled kernels and everything else in the cache folder; info shows it."""
+    """Remove compiled kernels and everything else from the cache folder, which info shows."""
     try:
         size = cache.size()
         cache.clean()

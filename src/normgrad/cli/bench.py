@@ -35,10 +35,11 @@ def bench(
         str, typer.Option(metavar="NAME", help="The layers' dtype: float32, bfloat16, float16.")
     ] = "float32",
     threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The number of threads; else all.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="The number of threads; the default is all."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Some 5 seconds rather than half a minute.")
+        bool, typer.Option("--quick", help="Measure for 5 seconds rather than half a minute.")
     ] = False,
     plot: Annotated[
         Path | None,
@@ -48,8 +49,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Instead, measure what converting a model brings: the function returns the "
-            "model, and a tensor or a tuple of arguments for a call. MODULE may lie in this "
+            help="Instead, measure how much faster converting makes a model: the function returns "
+            "the model, and a tensor or a tuple of arguments for a call. MODULE may be in this "
             "directory.",
         ),
     ] = None,
@@ -126,8 +127,8 @@ def _print(groups: Mapping[str, Sequence[LayerTimes]], where: str) -> None:
     noisy = sum(each.spread > NOISY for each in results)
     if noisy:
         notes.append(
-            f"noise: {noisy} of {len(results)} cases spread by more than {NOISY:.0%}; the "
-            "machine had other work"
+            f"noise: the times of {noisy} of {len(results)} cases spread by more than {NOISY:.0%}; "
+            "the machine had other work"
         )
     show.print_lines(*notes)
 

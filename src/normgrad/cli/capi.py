@@ -27,9 +27,7 @@ app = typer.Typer(
 #: The names of functions of the vendors' libraries.
 _NAME = re.compile(r"(?:acl(?:nn|rt|mdl|op|prof|tdt)?[A-Z]|Hccl[A-Z]|infini(?:op|rt|ccl)[A-Z])\w+")
 
-_Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Where the libraries are, or shall be.")
-]
+_Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the libraries.")]
 
 
 @app.command("build")
@@ -40,7 +38,8 @@ def _build(
         typer.Option(
             "--sanitize",
             metavar="SANITIZER",
-            help="For programs that thread, address or undefined checks; flags has what they need.",
+            help="Build for programs that a sanitizer checks: thread, address or undefined; flags "
+            "prints their flags.",
         ),
     ] = None,
 ) -> None:
@@ -70,7 +69,7 @@ def _build(
 @app.command("functions")
 def _functions(
     stubs: Annotated[
-        bool, typer.Option("--stubs", help="List what only says that it is not supported.")
+        bool, typer.Option("--stubs", help="List the functions that are only stubs.")
     ] = False,
 ) -> None:
     """List the functions of the libraries, by header."""
@@ -93,9 +92,10 @@ def _needs(
         ),
     ],
 ) -> None:
-    """Say which functions that a program needs are there, stubs, or missing.
+    """List the functions that a program needs and that are stubs or missing.
 
-    A stub links, and returns that it is not supported. The exit status is 1 unless all are there.
+    A stub links, and returns the status "not supported". The exit status is 1 unless all functions
+    are available.
     """
     from ..dialects.c.declarations import HEADERS
 
@@ -105,7 +105,7 @@ def _needs(
     for file in files:
         with blaming(file, OSError, ValueError):
             needed = _functions_of_vendors(file, functions | stubs)
-        typer.echo(f"{file}: {len(needed & functions)} of {len(needed)} functions are there")
+        typer.echo(f"{file}: {len(needed & functions)} of {len(needed)} functions are available")
         for what, names in (("stub", needed & stubs), ("missing", needed - functions - stubs)):
             for name in sorted(names):
                 typer.echo(f"  {what}: {name}")
@@ -136,7 +136,7 @@ def _functions_of_vendors(path: Path, known: set[str]) -> set[str]:
 def _flags(
     out: _Out, dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="aclnn or infiniop.")]
 ) -> None:
-    """Print what a program is compiled and linked with.
+    """Print the flags with which a program is compiled and linked.
 
     c++ host.cpp $(normgrad capi flags --out DIR aclnn) -o host
     """

@@ -70,7 +70,7 @@ def kernels_kept() -> Rows:
     from ..backends.cpu.objects import store
 
     level = store.level()
-    source = "compiling, once" if level is None else f"the package, for {level}"
+    source = "compilation, once" if level is None else f"the package, for {level}"
     try:
         place = f"{cache.folder()} ({cache.size() / 2**20:.1f} MiB; `normgrad clean` empties it)"
     except (SettingError, OSError) as error:
@@ -98,7 +98,7 @@ def _kernels() -> Rows:
         count = "none"
     has_torch = version("torch") != NOT_INSTALLED
     layers = [("layers run", route_of_layers())] if has_torch else []
-    number = f"{count} ({threads.VARIABLE} sets them)"
+    number = f"{count} ({threads.VARIABLE} sets the number)"
     return (("threads", number), ("compiled", _warm()), *kernels_kept(), *layers)
 
 
@@ -130,7 +130,7 @@ def gpus_unused() -> str | None:
         if installed == NOT_INSTALLED:
             return f"{title} is not installed"
         if installed.endswith("+cpu"):
-            return f"this is {title} for the CPU alone"
+            return f"this {title} is a build for CPUs only"
     return devices.unusable() if "torch" in sys.modules else None
 
 
@@ -148,7 +148,7 @@ def _backends() -> Rows:
         rows = [("cpu", f"not used: {error}")]
     names = gpus()
     if not names:
-        return *rows, ("gpu", "none that CUDA's driver knows of")
+        return *rows, ("gpu", "none that CUDA's driver reports")
     reason = gpus_unused()
     verdict = "usable" if reason is None else f"not used: {reason}"
     for index, name in enumerate(names):
@@ -167,7 +167,7 @@ def gpu_kernels(name: str) -> str:
     except (SettingError, OSError) as error:
         return str(error)
     if wrong is None:
-        return f"not checked yet: the first use does, and keeps the verdict as {path}"
+        return f"not checked yet: the first use checks it, and stores the verdict in {path}"
     return f"checked: {wrong or 'results are within the bound'} (delete {path} to check again)"
 
 

@@ -32,24 +32,24 @@ def verify(
         str,
         typer.Argument(
             metavar="SUBJECT",
-            help="What to try: module:Name (a Python object or class with some of the operators, "
+            help="What to test: module:Name (a Python object or class with some of the operators, "
             "or a class of torch.nn.Module), the path of a shared library that speaks infiniop or "
             "aclnn, torch (PyTorch's own kernels), or normgrad on this machine's CPU and GPUs.",
         ),
     ] = "normgrad",
     workers: Annotated[
         str,
-        typer.Option("-n", metavar="N", help="How many processes run cases; 0: this one alone."),
+        typer.Option("-n", metavar="N", help="How many processes run cases; 0: only this one."),
     ] = "auto",
 ) -> None:
-    """Try every operator with every dtype, layout, mask and edge case, against a float64 oracle.
+    """Test every operator with every dtype, layout, mask and edge case, against a float64 oracle.
 
     This is pytest with normgrad's tests: --quick (a quarter of the cases), --case NAME, --bound X,
     --xfails FILE, --csv FILE and all of pytest's options may follow, such as -k, --junitxml=FILE
-    or -x. Cases run in processes of their own: where one crashes or hangs, that fails one case.
+    or -x. Cases run in separate processes, so a crash or a hang fails only one case.
 
     The exit status is pytest's: 0 if no case is wrong by any standard, 1 if one is, 2 after an
-    interrupt, 4 if there is no such subject, and 5 if no case was tried.
+    interrupt, 4 if there is no such subject, and 5 if no case was run.
     """
     if needs := lack("pytest", "xdist", "pytest_timeout", extra="verify"):
         raise InputError("verify", needs)

@@ -54,16 +54,17 @@ def warmup(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help=f"Only for data in this layout: {', '.join(LAYOUTS)} (several layouts, or "
-            "dtypes, in one call).",
+            help=f"Only for data in this layout: {', '.join(LAYOUTS)}. In a mixed call tensors "
+            "have several layouts or dtypes.",
         ),
     ] = None,
 ) -> None:
     """Compile kernels now, so that no first call has to.
 
-    As many processes compile as there are cores. What is compiled already, or what the package
-    brings for this processor, is not compiled again. Options can be given several times; without
-    any, everything is compiled, and where PyTorch is installed the C++ library for its layers too.
+    As many processes compile as there are cores. Kernels that are compiled already, or that the
+    package brings for this processor, are not compiled again. Options can be given several times;
+    without options all kernels are compiled, and, if PyTorch is installed, the C++ library for its
+    layers.
     """
     for option, names, allowed in (
         ("--operator", operator, PLANNED),
@@ -92,7 +93,7 @@ def warmup(
                     try:
                         store.keep(unit, content)
                     except OSError as error:
-                        reason = f"no kernel can be kept ({error})"
+                        reason = f"kernels cannot be stored ({error})"
                         raise InputError("warmup", reason) from None
                     advance(unit)
     summary = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")

@@ -24,14 +24,14 @@ def find(language: str) -> list[str]:
     """The user's compiler of a language: that of $CC or $CXX, otherwise the usual ones.
 
     Raises:
-        BuildError: it is not there.
+        BuildError: there is none.
         SettingError: the variable cannot be split into words.
     """
     variable, names = _COMPILERS[language]
     command = words(variable)
     if command:
         if shutil.which(command[0]) is None:
-            reason = f"{variable}: {command[0]!r} is not there"
+            reason = f"{variable}: {command[0]!r} is not found"
             raise BuildError(f"{reason}; allowed: a {language} compiler")
         return command
     for name in names:

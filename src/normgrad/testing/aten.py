@@ -53,7 +53,7 @@ def _why_not(name: str, values: Mapping[str, Any]) -> str:
     ):
         return "gradients of the input's dtype and shape"
     if {each.dtype for each in vectors} not in (set(), {x.dtype}, {beside}):
-        return "vectors of one dtype: the input's, or float32 beside halves"
+        return "vectors of one dtype: the input's, or float32 with data of half types"
     if ("normalized_shape" not in values and x.dim() < 2) or groups <= 0 or x.shape[1] % groups:
         return "at least two axes, and whole groups"
     if is_gradient and "weight" not in tensors and any(values["output_mask"][1:]):

@@ -57,7 +57,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = f" where {self.where}" if self.where else ""
-        layers = "layers reach it" if self.by_layers else "not by layers"
+        layers = "layers reach it" if self.by_layers else "no layer reaches it"
         counts = f"{len(self.found)} of {self.tried} case{'s' if self.tried > 1 else ''}"
         operators = ", ".join(self.operators)
         return f"{self.level.value}: {operators}: {self.what}{where} ({counts}; {layers})"

@@ -28,7 +28,7 @@ class Judged:
 
     Attributes:
         case: the case.
-        faults: what is wrong with the outcome; the case is met if there are none.
+        faults: what is wrong with the outcome; the case passes if there are none.
         absent: why the call was not tried or shows nothing, if the implementation lacks something.
         units: the largest error in units of normgrad's bound, where there was a result.
         plain: the same in units of what plain float32 code gives.
@@ -53,7 +53,7 @@ class Judged:
         return self.gravest.level if self.gravest else None
 
     @property
-    def is_met(self) -> bool:
+    def passed(self) -> bool:
         """Whether the call was tried and all is as normgrad would have it."""
         return not (self.faults or self.absent)
 
@@ -62,7 +62,7 @@ class Judged:
         """The verdict in a word or two."""
         if self.absent:
             return "not offered"
-        return "met" if self.level is None else self.level.value
+        return "passed" if self.level is None else self.level.value
 
     def __str__(self) -> str:
         details = self.absent or self.said or "; ".join(map(str, self.faults))

@@ -63,7 +63,7 @@ class Watched:
                 elements[...] = 0
         if (now == before).all():
             return "written past its end" if self._rest() != self._rest_before else ""
-        return "written beside" if is_output else "written to"
+        return "written outside its elements" if is_output else "written to"
 
 
 def guarded(value: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The plugin of ``pytest --pyargs normgrad.testing``: its options, and what it says at the end."""
+"""The plugin of ``pytest --pyargs normgrad.testing``: its options, and the report at the end."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--xfails",
         metavar="FILE",
-        help="a file of cases that are expected to fail: a line each with the name, in which * "
-        "stands for anything, and after a # the reason",
+        help="a file of cases that are expected to fail, one a line: the name, in which * matches "
+        "any text, and after a # the reason",
     )
     group.addoption("--csv", metavar="FILE", help="write each case's verdict to this file")
 
@@ -222,13 +222,13 @@ class _Results:
                     line(text)
                 line(f"    {_command(self._config, case)}")
             if len(some) > _MOST:
-                line(f"{len(some) - _MOST} more: {level.value}; --csv FILE has every case")
+                line(f"{len(some) - _MOST} more findings: {level.value}; --csv FILE has every case")
         line("")
         for text in _wrapped(conclusion(judged, found), ""):
             line(text)
 
 
-#: The columns that the report keeps to, except in commands, which stand on one line.
+#: The columns that the report keeps to, except in commands, which are on one line.
 _WIDTH = 80
 
 
@@ -247,36 +247,38 @@ def conclusion(judged: Sequence[Judged], found: Sequence[Finding]) -> str:
     """What was found, in a sentence."""
     words = Counter(each.word for each in judged)
     offered = len(judged) - words.pop("not offered", 0)
-    met = words.pop("met", 0)
+    passed = words.pop("passed", 0)
     wrongs = words.pop(Level.WRONG.value, 0)
     number = len([each for each in found if each.level is Level.WRONG])
     causes = f" ({number} finding{'s' if number > 1 else ''})" if number else ""
     others = "".join(f", {count} {word}" for word, count in words.items())
-    return f"of {offered} cases offered {wrongs} are wrong{causes}{others}, {met} met"
+    cases = f"{offered} case{'s' if offered != 1 else ''} offered"
+    return f"{cases}: {wrongs} wrong{causes}{others}, {passed} passed"
 
 
 def _table(judged: Sequence[Judged]) -> list[str]:
     """The number of cases of each verdict and the largest errors, by operator.
 
     Columns without a number are left out. The heads have two lines. An operator whose name leaves
-    too little room stands on a line of its own.
+    too little room is on a line of its own.
     """
     levels = [level.value for level in Level]
     heads = (
-        *(("", "operator"), ("", "offered"), ("", "met"), ("", "wrong"), ("beyond", "the bound")),
-        *(("another", "convention"), ("error /", "bound"), ("error /", "plain code")),
+        *(("", "operator"), ("", "offered"), ("", "passed"), ("", "wrong")),
+        *(("beyond", "the bound"), ("another", "convention")),
+        *(("error /", "bound"), ("error /", "plain code")),
     )
     rows: list[list[str]] = []
     for operator in dict.fromkeys(each.case.operator for each in judged):
         some = [each for each in judged if each.case.operator == operator and not each.absent]
         words = Counter(each.word for each in some)
-        counts = (len(some), *(words[word] for word in ("met", *levels)))
+        counts = (len(some), *(words[word] for word in ("passed", *levels)))
         errors = [
             max((getattr(e, n) or 0.0 for e in some), default=0.0) for n in ("units", "plain")
         ]
         cells = [str(each or "") for each in counts] + [f"{e:.3g}" if e else "" for e in errors]
         rows.append([operator, *cells])
-    # What is offered is said even if that is nothing.
+    # The number of cases offered is shown even if it is 0.
     kept = [i for i, of in enumerate(zip(*rows, strict=True)) if i <= 1 or any(of)]
     upper, lower = ([heads[index][at] for index in kept] for at in (0, 1))
     body = [[row[index] or ("0" if index == 1 else "") for index in kept] for row in rows]
@@ -298,7 +300,7 @@ def _signatures(subjects: Iterable[Implementation]) -> list[str]:
     rows = {name: each for subject in subjects for name, each in subject.lacking().items()}
     if not rows:
         return []
-    lines = ["", "not tried: calls with parameters that functions lack"]
+    lines = ["", "not tried: calls that need a parameter which the function lacks"]
     for name, lacking in rows.items():
         lines += textwrap.wrap(f"{name}: {', '.join(lacking)}", _WIDTH, subsequent_indent="  ")
     return lines

@@ -412,7 +412,7 @@ def test_a_check_that_does_not_end(checks, monkeypatch, error):
 def test_what_info_says(checks, monkeypatch):
     path = selfcheck.path_of(GPU.name)
     assert info.gpu_kernels(GPU.name) == (
-        f"not checked yet: the first use does, and keeps the verdict as {path}"
+        f"not checked yet: the first use checks it, and stores the verdict in {path}"
     )
     assert selfcheck.settled(0, GPU)
     again = f"(delete {path} to check again)"

@@ -289,14 +289,14 @@ def test_functions_and_needs(libraries, tmp_path):
     done = invoke("needs", target)
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
-        f"{target}: 2 of 5 functions are there",
+        f"{target}: 2 of 5 functions are available",
         "  stub: aclnnAdd",
         "  missing: aclnnOfNobody",
         "  missing: aclrtOfNobody",
     ]
     program = libraries.compile(EXAMPLES / "batch_norm_backward.c", tmp_path / "right")
     done = invoke("needs", program)
-    assert (done.exit_code, "functions are there" in done.stdout) == (0, True)
+    assert (done.exit_code, "functions are available" in done.stdout) == (0, True)
     source.write_text("no object")
     done = invoke("needs", source)
     message = f"normgrad: {source}: nm: {source}: file format not recognized\n"
@@ -478,7 +478,7 @@ def test_no_compiler(tmp_path):
         "`apt install gcc`\n",
     )
     done = invoke("build", "--out", tmp_path, CC="nocc -O3")
-    assert done.stderr == ("normgrad: capi build: CC: 'nocc' is not there; allowed: a C compiler\n")
+    assert done.stderr == ("normgrad: capi build: CC: 'nocc' is not found; allowed: a C compiler\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -131,7 +131,7 @@ def test_no_gain_is_an_answer(layers, shares, verdict):
 def test_norms_that_take_longer_than_their_step_give_no_verdict():
     """As when another program takes the cores while they are timed."""
     busy = {"torch.nn.BatchNorm2d": Gain(4, 12.0, 3.0)}
-    verdict = "none: the norms alone took longer than a step; measure on an idle machine"
+    verdict = "none: the norms took longer than a whole step; measure on an idle machine"
     assert f"verdict    {verdict}" in str(made(layers=busy))
 
 
@@ -146,9 +146,7 @@ def test_threads_that_wait_for_other_programs(threads, advice):
         text = str(made(layers={"torch.nn.LayerNorm": Gain(5, 1.2, 0.02, 1.3)}))
     finally:
         torch.set_num_threads(before)
-    noise = (
-        "the steps' times spread by 0%, the norms' by 108%: the machine was doing something else"
-    )
+    noise = "the steps' times spread by 0%, the norms' by 108%: the machine had other work"
     verdict = f"none: the norms' times differ too much; measure on an idle machine{advice}"
     assert text.splitlines()[-2:] == [f"noise      {noise}", f"verdict    {verdict}"]
 
@@ -165,8 +163,8 @@ def test_noise_and_what_is_left_are_said():
         # The norms' times and the steps' own contradict each other.
         (
             {"layers": {"A": Gain(1, 2.0, 1.0)}, "converted": 11.0},
-            "none: by the norms' times 10% of the step saved, but by the steps' own 10% of the "
-            "step lost",
+            "none: 10% of the step saved by the norms' times, but 10% of the step lost by the "
+            "steps' times",
         ),
         # The steps' difference is within their noise.
         (

@@ -569,7 +569,7 @@ def test_register():
 
 def test_synchronising_warns_of_what_it_drops():
     layers = torch.nn.Sequential(Activated(4), Plain(4), nt.nn.BatchNorm2d(4))
-    with pytest.warns(UserWarning, match="of Activated batch norm alone remains") as caught:
+    with pytest.warns(UserWarning, match="Activated: only batch norm remains") as caught:
         nt.convert_sync_batchnorm(layers)
     assert len(caught) == 1
 

@@ -69,7 +69,7 @@ def unusable(index: int | None = None) -> str | None:
     if torch is None:
         return "PyTorch is not imported, which Triton needs to find the GPU"
     if torch.version.hip is not None:
-        return "PyTorch was built for ROCm; normgrad's kernels are tested for CUDA alone"
+        return "PyTorch was built for ROCm; normgrad's kernels are tested only for CUDA"
     if not torch.cuda.is_available():
         return "PyTorch sees no CUDA device"
     if importlib.util.find_spec("triton") is None:

@@ -77,7 +77,7 @@ class Estimate(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How much of the stock step's time the norms alone would save."""
+        """How much of the stock step's time the norms by themselves would save."""
         return sum(gain.stock - gain.converted for gain in self.layers.values()) / self.stock
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Estimate(NamedTuple):
         if max(self.spread, of_norms) > timing.NOISY:
             lines.append(
                 f"noise      the steps' times spread by {self.spread:.0%}, the norms' by "
-                f"{of_norms:.0%}: the machine was doing something else"
+                f"{of_norms:.0%}: the machine had other work"
             )
         lines.append(f"verdict    {self._verdict()}")
         return "\n".join(lines)
@@ -115,7 +115,7 @@ class Estimate(NamedTuple):
         if torch.get_num_threads() > 1:  # which wait for each other, and so for other programs
             better += ", or after torch.set_num_threads(1)"
         if self.share > 1:
-            return f"none: the norms alone took longer than a step; {better}"
+            return f"none: the norms took longer than a whole step; {better}"
         if self.spread > timing.NOISY:
             return f"none: the steps' times differ too much; {better}"
         if self._doubt > abs(self.gain) > LEAST_GAIN:
@@ -123,8 +123,8 @@ class Estimate(NamedTuple):
         of_step = 1 - self.converted / self.stock
         if abs(self.gain - of_step) > max(self.spread, LEAST_GAIN) and self.gain * of_step < 0:
             return (
-                f"none: by the norms' times {_percent(self.gain)}, but by the steps' own "
-                f"{_percent(of_step)}"
+                f"none: {_percent(self.gain)} by the norms' times, but {_percent(of_step)} by the "
+                "steps' times"
             )
         if self.gain <= -LEAST_GAIN:
             return _percent(self.gain)

@@ -228,8 +228,8 @@ def convert_sync_batchnorm(module: Model, process_group: Any = None) -> Model:
     dropped = sorted({kind.__qualname__ for kind in kinds if kind.forward not in whole})
     if dropped:
         warnings.warn(
-            f"convert_sync_batchnorm: of {', '.join(dropped)} batch norm alone remains; what else "
-            "their forward does is dropped",
+            f"convert_sync_batchnorm: {', '.join(dropped)}: only batch norm remains; the other "
+            "code of their forward is dropped",
             stacklevel=2,
         )
     group = collectives.default_group() if process_group is None else process_group
