@@ -152,6 +152,7 @@ def test_a_model_of_the_user_s(cli, tmp_path, monkeypatch):
         ("models_of_mine:nothing", "has no attribute 'nothing'; allowed: MODULE:FUNCTION"),
         ("models_of_mine:other", "returns a list; allowed: a model, and a tensor or a tuple"),
         ("models_of_mine:number", "returns a NoneType; allowed: a model, and a tensor or a tuple"),
+        ("models_of_mine", "no function; allowed: MODULE:FUNCTION"),
         ("", "Empty module name; allowed: MODULE:FUNCTION"),
     ],
 )

@@ -178,6 +178,15 @@ except ValueError as error:
 EXTENSION = "NORMGRAD_TORCH_EXTENSION: 'yes'; allowed: 0 or 1"
 
 
+def test_a_folder_that_cannot_be_made(folder, monkeypatch):
+    """It is found before the compiler runs."""
+    monkeypatch.setenv(cache.VARIABLE, "/proc/nope")
+    said = "^/proc/nope/torch: .*; NORMGRAD_CACHE_DIR names another folder"
+    with pytest.raises(OSError, match=said):
+        torch_build.build()
+    assert runs(folder) == 0
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "value", "reason", "call"),

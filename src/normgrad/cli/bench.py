@@ -172,7 +172,10 @@ def _model(spec: str) -> None:
     allowed = "allowed: MODULE:FUNCTION, a function without arguments"
     sys.path.insert(0, str(Path.cwd()))
     with blaming(f"--model: {spec}", ImportError, AttributeError, ValueError, allowed=allowed):
-        make = getattr(importlib.import_module(module), function)
+        imported = importlib.import_module(module)
+        if not function:
+            raise ValueError("no function")
+        make = getattr(imported, function)
     match make() if callable(make) else None:
         case tuple((torch.nn.Module() as model, example)):
             arguments = example if isinstance(example, tuple) else (example,)

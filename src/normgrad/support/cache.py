@@ -51,11 +51,20 @@ def read(path: Path) -> bytes | None:
     return None
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder of the cache if there is none; an OSError if no file can be written to it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{path}: {error.strerror}; {VARIABLE} names another folder"
+        raise type(error)(reason) from None
+    if not _is_private(path):
+        raise PermissionError(f"{path} belongs to another user, or others can write to it")
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a whole file in place of what is there, and make its folder if there is none."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_private(path.parent):
-        raise PermissionError(f"{path.parent} belongs to another user, or others can write to it")
+    make_folder(path.parent)
     with replacing(path, mode=0o600, durable=False) as file:
         file.write(content)
 

@@ -130,6 +130,7 @@ def _compile(library: Path, compiler: list[str]) -> None:
     """Compile the library, and remove those that were made from other sources."""
     from torch.utils import cpp_extension
 
+    cache.make_folder(library.parent)  # before compiling, which takes half a minute
     folders = [f"-I{folder}" for folder in cpp_extension.include_paths()]
     folders.append(f"-I{sysconfig.get_path('include')}")
     folders += [f"-L{folder}" for folder in cpp_extension.library_paths()]

@@ -462,6 +462,7 @@ def named(name, *parts):
         (named("EvoNorm2dB0", torch.nn.SiLU()), True),
         (named("GlobalResponseNorm"), True),
         (named("GRN"), True),
+        (named("ScaleRMS"), True),
         (named("GraphNorm"), True),
         (named("PairNorm"), True),
         (named("WanRMS_norm"), True),
@@ -565,6 +566,14 @@ def test_register():
     assert "normgrad::group_norm" in names_of_events(ours)
     with pytest.raises(TypeError, match=r"^cls: 3; allowed: a class of torch.nn.Module's$"):
         nt.register(3)
+    with pytest.raises(TypeError, match=r"^forward: 3; allowed: a function, or None$"):
+        nt.register(Local, 3)
+
+
+def test_a_group_that_is_none():
+    text = "process_group: 'world'; allowed: a group of torch.distributed, or None for all ranks"
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        nt.convert_sync_batchnorm(torch.nn.BatchNorm2d(3), process_group="world")
 
 
 def test_synchronising_warns_of_what_it_drops():

@@ -23,6 +23,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
+from ...support.values import represent
 from .. import functional, nn
 from ..nn import Ours, leaf
 from . import families
@@ -108,11 +109,15 @@ def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> No
             as its first argument. None if the class's ``forward`` calls PyTorch's function
             indirectly, for example in a helper function: then those calls run normgrad's function.
 
+    Nothing compares the function's results with the class's.
+
     Raises:
-        TypeError: ``cls`` is not a class of modules.
+        TypeError: ``cls`` is not a class of modules, or ``forward`` no function.
     """
     if not (isinstance(cls, type) and issubclass(cls, Module)):
         raise TypeError(f"cls: {cls!r}; allowed: a class of torch.nn.Module's")
+    if not (forward is None or callable(forward)):
+        raise TypeError(f"forward: {represent(forward)}; allowed: a function, or None")
     _forwards[cls] = forward
     _class_for.cache_clear()
 
