@@ -1,4 +1,4 @@
-"""An extension of Griffe: the docstrings' cross-references, which are Sphinx's, as Markdown."""
+"""An extension of Griffe: docstrings as Griffe and Markdown have them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import griffe
 
+#: Two attributes described together, "mean, rstd: …": Griffe takes a word after a space for a type.
+_NAMES = re.compile(r"^ +\w+(?:, \w+)+(?=: )", re.M)
 _ROLE = re.compile(r":(?:func|class|mod|meth|data|attr):`~?\.?([\w.]+)`")
 
 
 def _markdown(text: str) -> str:
+    text = _NAMES.sub(lambda names: names[0].replace(", ", ",\N{NO-BREAK SPACE}"), text)
     # "so that::" and a formula: one colon, and a block of code as Markdown has them.
     return re.sub(r"::$", ":", _ROLE.sub(r"`\1`", text), flags=re.M)
 

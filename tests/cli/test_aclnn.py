@@ -46,8 +46,17 @@ def test_exceptions_of_products_stand_below_their_row(cli):
     for line, product in zip(
         lines[weight + 1 :], ("Atlas A2", "Atlas A3", "Ascend 950"), strict=False
     ):
-        assert f"on {product}" in line
+        assert line.startswith(f"   {product}  ")
         assert "as gradOut, or float32" in line
+
+
+def test_no_name_is_broken_on_a_terminal_of_80_columns(cli, monkeypatch):
+    unbroken = cli("aclnn", "contract").stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich takes the output for a terminal's,
+    monkeypatch.setenv("TERM", "dumb")  # which is 80 columns wide and has no colours
+    text = cli("aclnn", "contract").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert set(text.replace("─", "").split()) == set(unbroken.replace("─", "").split())
 
 
 def test_a_product_without_the_operator(cli):

@@ -158,7 +158,7 @@ def test_a_terminal_of_ascii(batch_norm, tmp_path):
     )
     assert result.returncode == 0
     assert "not used: n\\xf6te\n" in result.stderr
-    assert "|grad_input  | (4, 6, 5, 3) | float32 |" in result.stdout
+    assert "|grad_input  |(4, 6, 5, 3) |float32 |" in result.stdout
     assert result.stdout.endswith("?ut\n")
     assert (tmp_path / "öut").is_file()
 

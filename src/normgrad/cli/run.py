@@ -258,7 +258,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         f"time       {show.scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, "
         "after a first one that compiles)",
         f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: "
-        f"{show.scaled(moved, _BYTES)} of {', '.join(traffic) or 'nothing'}, over the time)",
+        f"{show.scaled(moved, _BYTES)} of {', '.join(traffic) or 'nothing'})",
         f"path       {request.plan.path}",
         *([noise] if report.times.spread > timing.NOISY else []),
         *([f"written    {out}"] if out is not None else []),

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import typer
 import typer.core
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -24,15 +25,25 @@ from .archives import InputError
 PIPE_WIDTH = 240
 
 
+def _without_types_of_flags(options: Any) -> Any:
+    for option in options:
+        if getattr(option, "is_flag", False) and option.metavar is None:
+            option.metavar = ""
+    return options
+
+
 class Commands(typer.core.TyperGroup):
     """Commands that end in one line where input, a setting, memory or the user stops the work."""
 
+    def get_params(self, ctx: Any) -> Any:
+        """The options; the help shows no type of flags."""
+        return _without_types_of_flags(super().get_params(ctx))
+
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Find a command, and show no type of its flags in the help."""
+        """Find a command; its help shows no type of flags either."""
         command: Any = super().get_command(ctx, name)
-        for option in command.get_params(ctx) if command is not None else ():
-            if getattr(option, "is_flag", False) and option.metavar is None:
-                option.metavar = ""
+        if command is not None:
+            _without_types_of_flags(command.get_params(ctx))
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,11 +96,17 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def print_lines(*lines: Table | Text | str) -> None:
-    """Write to standard output, as wide as the terminal, or as wide as needed without one."""
+def _console() -> Console:
+    """Standard output, as wide as the terminal, or as wide as needed without one."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
+    return console
+
+
+def print_lines(*lines: Table | Text | str) -> None:
+    """Write to standard output."""
+    console = _console()
     encoding = sys.stdout.encoding or "utf-8"
     with console.capture() as capture:
         for line in lines:
@@ -97,6 +114,25 @@ def print_lines(*lines: Table | Text | str) -> None:
             console.print(renderable, soft_wrap=isinstance(renderable, Text))
     sys.stdout.write(capture.get().encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
+
+
+def _widths(cells: Sequence[Sequence[Text]]) -> list[int]:
+    """The width of each column: the widest are narrowed to fit, but not below their longest word.
+
+    Rich would narrow them without regard to words, and break names.
+    """
+    console = _console()
+    ranges = [
+        [Measurement.get(console, console.options, cell) for cell in column]
+        for column in zip(*cells, strict=True)
+    ]
+    words = [max(each.minimum for each in column) for column in ranges]
+    widths = [max(each.maximum for each in column) for column in ranges]
+    room = console.width - 2 * len(widths)  # two between columns, and one at each edge
+    while sum(widths) > room and widths != words:
+        width, index = max((w, i) for i, w in enumerate(widths) if w > words[i])
+        widths[index] = width - 1
+    return widths
 
 
 def columns(
@@ -111,11 +147,16 @@ def columns(
     A cell is styled text, or any object, which is printed on one line. ``right`` has the names of
     columns that are aligned right.
     """
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in header:
-        grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(each if isinstance(each, Text) else Text(escaped(each)) for each in row))
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [
+        [each if isinstance(each, Text) else Text(escaped(each)) for each in row]
+        for row in (header, *rows)
+    ]
+    for name, width in zip(header, _widths(cells), strict=True):
+        side: Literal["left", "right"] = "right" if name in right else "left"
+        grid.add_column(name, justify=side, overflow="fold", width=width)
+    for row in cells[1:]:
+        grid.add_row(*row)
     print_lines(*([Text(escaped(title), "bold")] if title else []), grid, *notes)
 
 

@@ -14,7 +14,7 @@ from ..backends.cpu.schedule.schedules import Schedule, build
 from ..declarations import lowering
 from ..declarations.contract import Kind, Operator, check, shapes_of
 from ..operators.by_name import PLANNED, choices_of
-from ..support import torch_build
+from ..support import cache, torch_build
 from ..support.compilers import BuildError
 from ..support.machine import NOT_INSTALLED, this_machine, version
 from ..support.settings import SettingError
@@ -93,7 +93,8 @@ def warmup(
                     try:
                         store.keep(unit, content)
                     except OSError as error:
-                        reason = f"kernels cannot be stored ({error})"
+                        other = f"{cache.VARIABLE} names another folder"
+                        reason = f"kernels cannot be stored: {error}; {other}"
                         raise InputError("warmup", reason) from None
                     advance(unit)
     summary = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")

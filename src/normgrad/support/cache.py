@@ -53,11 +53,7 @@ def read(path: Path) -> bytes | None:
 
 def make_folder(path: Path) -> None:
     """Make a folder of the cache if there is none; an OSError if no file can be written to it."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"{path}: {error.strerror}; {VARIABLE} names another folder"
-        raise type(error)(reason) from None
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(path):
         raise PermissionError(f"{path} belongs to another user, or others can write to it")
 
