@@ -1,9 +1,9 @@
-"""Compare the figures in the documents with the files of benchmarks/results.
+"""Compare the figures in the documents with the files of benchmarks/results, and with the code.
 
     python benchmarks/claims.py [--write]
 
-:data:`CLAIMS` has sentences, with {} for each figure, and what computes the figures from the files;
-:func:`tables` has tables. The script prints what differs, and its exit status is 1 if anything
+:data:`CLAIMS` has sentences, with {} for each figure, and what computes the figures from the files
+or the code; :func:`tables` has tables. The script prints what differs, and its exit status is 1 if anything
 does. With --write it also corrects the sentences and the tables of ``benchmarks/measure.py report``.
 """
 
@@ -20,6 +20,8 @@ from typing import NamedTuple
 from measuring import report, results, targets
 from measuring.results import Results
 from measuring.suite import Layout, Operator, Part
+
+from normgrad import testing
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -237,6 +239,15 @@ CLAIMS = (
         },
         _capi,
     ),
+    Claim(
+        {
+            "README.md": "a conformance suite of {} cases",
+            "README.zh-CN.md": "一致性测试，共 {} 个用例",
+            "docs/verify.md": "a conformance suite of normalisation kernels: {} cases.",
+            "docs/zh/verify.md": "一致性测试：共 {} 个用例。",
+        },
+        lambda: (f"{len(testing.cases()):,}",),
+    ),
 )
 
 
@@ -357,5 +368,5 @@ def unclaimed() -> Iterable[str]:
 
 if __name__ == "__main__":
     found = check(write="--write" in sys.argv[1:])
-    print("\n".join(found) or "all figures agree with the files of results")
+    print("\n".join(found) or "all figures agree with the files of results and with the code")
     sys.exit(bool(found))

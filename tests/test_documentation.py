@@ -210,7 +210,8 @@ def _lines(page: str, start: str) -> int:
 
 
 def test_figures_are_those_of_the_results():
-    """Every figure of speed on the front pages, and the tables of files in benchmarks/results."""
+    """Every figure of speed on the front pages, the tables of files in benchmarks/results, and the
+    number of the suite's cases."""
     assert claims.check() == []
 
 
@@ -243,15 +244,17 @@ def test_there_is_one_tagline():
 
 def test_the_reference_has_every_operator():
     """And every result; the docstring of plan has the operators' names."""
-    pages = (ROOT / "docs" / "reference" / "operators").glob("*.md")
+    page = "docs/reference/operators"
+    pages = (ROOT / page).glob("*.md")
     text = "\n".join(page.read_text("utf-8") for page in pages)
     results = {name for name in normgrad.__all__ if hasattr(getattr(normgrad, name), "_fields")}
     shown = re.findall(r"^::: (\S+)$(?:\n    options:\n      heading: (\S+)$)?", text, re.M)
     assert {heading or name for name, heading in shown} == {
         f"normgrad.{name}" for name in PLANNED.keys() | results
-    }
+    }, f"{page}: the entries, by their headings where a module has the function's name"
     arguments = inspect.getdoc(normgrad.plan).partition("Args:")[2].partition("arguments:")[0]
-    assert set(re.findall(r'"(\w+)"', arguments)) == PLANNED.keys()
+    names = set(re.findall(r'"(\w+)"', arguments))
+    assert names == PLANNED.keys(), "operators/by_name.py: the docstring of plan"
 
 
 def test_features_of_pytorch_have_the_tests_that_are_named():
