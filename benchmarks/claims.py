@@ -86,31 +86,37 @@ def _all_large() -> tuple[str, ...]:
     return *train, *of_eval, *group, *last, *_means(_ROWS, _BOTH[:1]), *rms
 
 
+def _models_path() -> Path:
+    """The file of whole models on the newest run's machine."""
+    path = _newest()[1]
+    return path.with_name(path.name.replace("cpu-", report.MODELS, 1))
+
+
 def _models() -> tuple[dict[str, str], list[dict[str, str]]]:
     """The facts and rows of whole models on the newest run's machine."""
-    path = _newest()[1]
-    return results.read_table(path.with_name(path.name.replace("cpu-", report.MODELS, 1)))
+    return results.read_table(_models_path())
 
 
 def _steps() -> tuple[str, ...]:
-    """How many whole models there are, and their gains, to the nearest 10 %: the median and the
-    ninth decile of those without RMS norms, and the greatest of those with."""
+    """How many whole models there are, and their gains in per cent: the median and the first and
+    ninth decile, and the greatest of those with RMS norms."""
     rows = _models()[1]
-    others, rms = (
-        [float(row["measured"]) for row in rows if row["has_rms_norm"] == kind] for kind in "01"
-    )
-    gains = statistics.median(others), statistics.quantiles(others, n=10)[-1], max(rms)
-    tens = (round(10 * gain - 10) * 10 for gain in gains)
-    return str(len(rows)), *map(str, tens)
+    every = [float(row["measured"]) for row in rows]
+    rms = max(float(row["measured"]) for row in rows if row["has_rms_norm"] == "1")
+    first, *_, ninth = statistics.quantiles(every, n=10)
+    percents = (f"{100 * gain - 100:.0f}" for gain in (statistics.median(every), first, ninth, rms))
+    return str(len(rows)), *(each.replace("-", "−") for each in percents)
 
 
 def _picture() -> tuple[str, ...]:
     """What the README's caption says of its picture."""
     run, path = _newest()
-    facts = _models()[0]
-    made = run.facts.get("commit", "unknown")
-    count = str(max(run.counts))
-    return path.stem, run.device, count, facts["threads"], run.facts["date"][:10], made
+    of_models = _models()[0]
+    made, theirs = (
+        (facts["date"][:10], facts.get("commit", "unknown")) for facts in (run.facts, of_models)
+    )
+    kernels = (path.stem, str(max(run.counts)), *made)
+    return path.stem, run.device, *kernels, _models_path().stem, of_models["threads"], *theirs
 
 
 def _gpu() -> Results:
@@ -190,10 +196,10 @@ CLAIMS = (
     ),
     Claim(
         {
-            "README.md": "training steps of [{} models](docs/worth.md) gain {} to {} % (median and "
-            "ninth decile), up to {} % with RMS norms.",
-            "README.zh-CN.md": "[{} 个模型](docs/worth.md)（英文）的整个训练步快 {} 到 {} %"
-            "（中位数和第九个十分位数），含 RMS 归一化的最多快 {} %。",
+            "README.md": "training steps of [{} models](docs/worth.md) are {} % faster in the "
+            "median, {} to {} % from the first to the ninth decile, and with RMS norms up to {} %.",
+            "README.zh-CN.md": "[{} 个模型](docs/worth.md)（英文）的整个训练步，中位数快 {} %，"
+            "第一到第九个十分位数为 {} 到 {} %，含 RMS 归一化的最多快 {} %。",
         },
         _steps,
     ),
@@ -202,12 +208,13 @@ CLAIMS = (
             "README.md": "docs/performance/{}.svg) **y**: PyTorch 2.13's time divided by "
             "normgrad's, above 1 normgrad is faster. **x**: the size of one tensor; in the right panel "
             "the norms' share of PyTorch's training step. Points are cases or models, lines geometric "
-            "means over the cases of a size. {}, kernels on {} threads, models on {}, {}, commit "
-            "{} (",
+            "means over the cases of a size. {}: [kernels](benchmarks/results/{}.csv) on {} threads, {}, "
+            "commit {}; [models](benchmarks/results/{}.csv) on {}, {}, commit {}.",
             "README.zh-CN.md": "docs/performance/{}.svg) **纵轴**：PyTorch 2.13 的耗时除以 "
             "normgrad 的耗时，大于 1 表示 normgrad 更快。**横轴**：一个张量的大小；右图的横轴为归一化"
-            "在 PyTorch 训练步中所占的时间比例。点是用例或模型，线是同一大小的用例的几何平均。{}，kernel 用 {} 个"
-            "线程，模型用 {} 个线程，{}，commit {}（",
+            "在 PyTorch 训练步中所占的时间比例。点是用例或模型，线是同一大小的用例的几何平均。{}："
+            "[kernel](benchmarks/results/{}.csv) 用 {} 个线程，{}，commit {}；"
+            "[模型](benchmarks/results/{}.csv)用 {} 个线程，{}，commit {}。",
         },
         _picture,
     ),
@@ -234,7 +241,7 @@ CLAIMS = (
             "| both phases of a known call, (1, 2, 4) | {} µs | | phase 2 of a repeated executor, "
             "(1, 2, 4) | {} µs | | eight tensors, made and destroyed | {} µs | | a copy of 64 "
             "bytes to the device | {} µs | | 64 bytes of device memory, allocated and freed | {} "
-            "µs | | calls of both phases on two threads, by the rate of one | {} | | both through C, "
+            "µs | | rate of calls of both phases on two threads, relative to one | {} | | both through C, "
             "(32, 64, 3136) | {} ms | | the same in Python, measured alternately | {} ms |"
         },
         _capi,
