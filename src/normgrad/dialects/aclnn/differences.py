@@ -113,12 +113,12 @@ DIFFERENCES = (
     ),
     Difference(
         "an empty input: gradients of parameters and sums are filled with zeros here",
-        "the documents say that an empty tensor is allowed, and not what is written",
+        "the documents allow an empty tensor, but do not say what is written",
         _empty,
     ),
     Difference(
         "RmsNorm with x and gamma of different half types: each is read in its own type here",
-        "the document's table of dtypes, whose columns go together",
+        "the document's table of dtypes, whose columns belong together",
         _halves,
     ),
 )

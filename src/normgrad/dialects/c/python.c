@@ -105,9 +105,9 @@ static bool find_python(void)
     const char *version = py.Py_GetVersion();
     size_t length = strlen(BAKED_VERSION);
     if (strncmp(version, BAKED_VERSION, length) || isdigit((unsigned char)version[length]))
-        return give_up("the process runs Python %.20s; allowed: " BAKED_VERSION
+        return give_up("the process runs Python %.*s; allowed: " BAKED_VERSION
                        ", which the C libraries were built for",
-                       version);
+                       (int)strcspn(version, " "), version);
     FUNCTIONS(FIND)
     return true;
 }
