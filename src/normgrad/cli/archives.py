@@ -220,7 +220,7 @@ class _Safetensors(Contents):
 
     format = Format.SAFETENSORS
 
-    def __init__(self, path: Path, _: BinaryIO) -> None:
+    def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
         super().__init__(path)
@@ -242,12 +242,14 @@ class _Safetensors(Contents):
 @contextmanager
 def reading(path: Path) -> Iterator[Contents]:
     """Open a file in the format of its content, whatever its name; otherwise an InputError."""
-    kind = _kind(path)
-    with path.open("rb") as file:
-        yield kind(path, file)
+    if _format_of(path) is Format.SAFETENSORS:
+        yield _Safetensors(path)
+    else:
+        with path.open("rb") as file:
+            yield _Npz(path, file)
 
 
-def _kind(path: Path) -> type[_Npz | _Safetensors]:
+def _format_of(path: Path) -> Format:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # opening a pipe would wait for a writer
@@ -259,9 +261,9 @@ def _kind(path: Path) -> type[_Npz | _Safetensors]:
         reason = getattr(error, "strerror", None) or error
         raise InputError(path, str(reason), _EITHER) from None
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _Npz
+        return Format.NPZ
     if start[8:] == b"{":
-        return _Safetensors
+        return Format.SAFETENSORS
     what = {
         ".npz": "not a .npz file: it does not begin as a zip archive",
         ".safetensors": "not a .safetensors file: it has no header",
