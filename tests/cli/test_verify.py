@@ -56,7 +56,12 @@ QUICK = ("--quick", "-k", "plain or mean/stats")
     [
         ((), 0, r"batch_norm_stats +(\d+) +\1 "),  # normgrad itself
         (("mine:Right",), 0, r"(\d+) cases offered: 0 wrong, \1 passed\n"),
-        (("mine:Wrong",), 1, r"wrong: batch_norm_stats: invstd \(\d+ of \d+ cases; layers "),
+        (
+            ("mine:Wrong",),
+            1,
+            r"wrong: batch_norm_stats: invstd \(\d+ of \d+ cases; layers reach it\)\n"
+            r"    invstd: 4 of 4 wrong, first at channel 0; ",
+        ),
         (
             ("mine:OtherParameters",),
             1,

@@ -218,7 +218,9 @@ class _Results:
                 line("")
                 for text in _wrapped(str(finding), ""):
                     line(text, bold=level is Level.WRONG)
-                for text in _wrapped(fault.text or fault.what, "    "):
+                # The first line need not name the output, since a cause may spoil several.
+                said = str(fault) if fault.is_of_value else fault.text or fault.what
+                for text in _wrapped(said, "    "):
                     line(text)
                 line(f"    {_command(self._config, case)}")
             if len(some) > _MOST:
