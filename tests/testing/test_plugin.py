@@ -131,7 +131,7 @@ def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own()
         assert status == expected
         failed = re.search(r"\n(\d+) failed, ", said)
         report = " ".join(said.split())
-        assert f"; {failed[1] if failed else 0} not wrong, but beyond --bound {bound:g}" in report
+        assert f"; --bound {bound:g} fails {failed[1] if failed else 0} more " in report
 
 
 def test_cases_that_are_expected_to_fail(tmp_path):

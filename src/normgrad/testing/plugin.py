@@ -328,7 +328,7 @@ def conclusion(
     more = ""
     if bound is not None:
         number = sum(each.level is not Level.WRONG and each.beyond(bound) for each in judged)
-        more = f"; {number} not wrong, but beyond --bound {bound:g}"
+        more = f"; --bound {bound:g} fails {number} more"
     return f"{cases}: {wrongs} wrong{causes}{others}, {passed} passed{more}"
 
 
