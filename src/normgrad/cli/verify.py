@@ -61,6 +61,9 @@ def verify(
         subject, more = "normgrad", [subject, *more]
     if subject.partition(":")[0] == "normgrad":
         info.check_settings()
-    number = "1" if "--case" in more and workers == "auto" else workers
-    arguments = [*_OPTIONS, "--subject", subject, "-n", number, *more]
+    is_one = any(each.partition("=")[0] == "--case" for each in more)
+    number = "1" if is_one and workers == "auto" else workers
+    # The stack at a crash has fifty lines, and is of use where one case is repeated.
+    plugins = [] if is_one or number == "0" else ["-p", "no:faulthandler"]
+    arguments = [*_OPTIONS, *plugins, "--subject", subject, "-n", number, *more]
     raise typer.Exit(int(pytest.main(arguments)))

@@ -8,10 +8,12 @@ import fnmatch
 import math
 import shlex
 import signal
+import subprocess
 import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,16 @@ def _wanted(config: pytest.Config, subject: Implementation) -> dict[str, Case]:
     return {only: named[only]}
 
 
+def _end_of(report: pytest.TestReport) -> str:
+    """How a test's process ended, and by which signal if that can be told."""
+    said = str(report.longrepr).partition("\n")[0]
+    # xdist has no public way to the process.
+    with suppress(AttributeError, subprocess.TimeoutExpired, ValueError):
+        status = report.node.gateway._io.popen.wait(timeout=5)
+        return f"{signal.Signals(-status).name}: {said}"
+    return said
+
+
 def _named(subject: Implementation, quick: bool) -> dict[str, Case]:
     suffix = "" if subject.device == "cpu" else f"/{subject.device}"
     cases = cases_of(subject, quick)
@@ -209,7 +221,7 @@ class _Results:
             return
         faults = [Fault(Level[level], *rest) for level, *rest in found.get("faults", ())]
         if is_lost:
-            faults = [wrong("the process ends or hangs", str(report.longrepr).partition("\n")[0])]
+            faults = [wrong("the process ends or hangs", _end_of(report))]
         absent = found["verdict"] if found.get("verdict") == "not offered" else ""
         units, plain = found.get("error / bound"), found.get("error / plain code")
         self._judged[name] = Judged(self._cases[name], tuple(faults), absent, units, plain)
