@@ -74,7 +74,7 @@ def _missing(steps: list[Block]) -> list[str]:
     code = "\n".join(step.code for step in steps)
     named = {name for name in _OPTIONAL if re.search(rf"\b{name}", code)}
     missing = [name for name in named if importlib.util.find_spec(name) is None]
-    if "normgrad capi" in code:
+    if "normgrad capi" in code or "cc -" in code:
         missing += [name for name in ("gcc", "g++") if shutil.which(name) is None]
     return missing
 

@@ -56,7 +56,12 @@ QUICK = ("--quick", "-k", "plain or mean/stats")
     [
         ((), 0, r"batch_norm_stats +(\d+) +\1 "),  # normgrad itself
         (("mine:Right",), 0, r"(\d+) cases offered: 0 wrong, \1 passed\n"),
-        (("mine:Wrong",), 1, r"wrong: batch_norm_stats: invstd \(\d+ of \d+ cases; layers "),
+        (
+            ("mine:Wrong",),
+            1,
+            r"wrong: batch_norm_stats: invstd \(\d+ of \d+ cases; layers reach it\)\n"
+            r"    invstd: 4 of 4 wrong, first at channel 0; ",
+        ),
         (
             ("mine:OtherParameters",),
             1,
@@ -79,6 +84,10 @@ def test_a_finding_has_the_command_that_repeats_it(verify):
     again = verify(*command.split())
     assert again.exit_code == 1
     assert "1 failed in " in again.stdout
+    case = command.rpartition(" ")[2]
+    said = rf"\n{case}: wrong\n    invstd: 4 of 4 wrong, first at channel 0; .*\n    "
+    assert re.search(said, again.stdout), again.stdout
+    assert [line for line in again.stdout.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(
@@ -89,9 +98,24 @@ def test_a_finding_has_the_command_that_repeats_it(verify):
         (("mine:Missing",), "--subject: mine:Missing: mine has no Missing"),
         (("mine:Nothing",), "--subject: mine:Nothing: no operators; allowed: an object with "),
         (("./libmine.so",), "--subject: ./libmine.so: no such file; allowed: a shared library"),
-        (("mine:Right", "--xfails", "none.txt"), "--xfails: none.txt; allowed: a file"),
-        (("mine:Right", "--csv", "none/a.csv"), "--csv: none/a.csv; allowed: a file in a folder "),
-        (("mine:Right", "--case", "plain/stats"), "--case: plain/stats; allowed: one of "),
+        (
+            ("mine:Right", "--xfails", "none.txt"),
+            "--xfails: none.txt: No such file or directory; allowed: a text file",
+        ),
+        (("mine:Right", "--xfails", "."), "--xfails: .: Is a directory; allowed: a text file"),
+        (
+            ("mine:Right", "--csv", "none/a.csv"),
+            "--csv: none/a.csv: No such file or directory; allowed: a file that can be written",
+        ),
+        (("mine:Right", "--csv", "."), "--csv: .: Is a directory; allowed: a file that can be "),
+        (
+            ("mine:Right", "--case", "plane/stats/3x4x5/float32"),
+            r"such as plain/stats/3x4x5/float32/contiguous",
+        ),
+        (("mine:Right", "--bound", "-1"), "--bound: -1; allowed: a finite number above 0"),
+        (("mine:Right", "--bound", "0"), "--bound: 0; allowed: a finite number above 0"),
+        (("mine:Right", "--bound", "nan"), "--bound: nan; allowed: a finite number above 0"),
+        (("mine:Right", "--bound", "inf"), "--bound: inf; allowed: a finite number above 0"),
         (("mine:Right", "--bound", "small"), "argument --bound: invalid float value: 'small'"),
         (("mine:Right", "--no-such-option"), "unrecognized arguments: --no-such-option"),
     ],

@@ -52,7 +52,8 @@ def test_a_library_that_speaks_neither(tmp_path):
     subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", path], check=True)
     assert refused(path) == (
         f"{path}: neither dialect's functions; allowed: a library with "
-        "infiniopCreateBatchNormBackwardDescriptor or aclnnBatchNormBackwardGetWorkspaceSize"
+        "infiniopCreateBatchNormBackwardDescriptor or aclnnBatchNormBackwardGetWorkspaceSize, "
+        "or a Python class that calls it, as module:Name"
     )
 
 

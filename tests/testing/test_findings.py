@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trials import tried
+from trials import of, tried
 
 from normgrad import testing
 from normgrad.testing import Fault, Judged, Level, Topic, findings
@@ -38,6 +38,39 @@ def failing(kinds, is_wrong, *faults, quick=False):
     """Verdicts as if a kind's cases that a function names had these faults."""
     cases = testing.cases(quick=quick, kinds=kinds)
     return [Judged(case, faults if is_wrong(case) else ()) for case in cases]
+
+
+def test_outputs_that_are_never_wrong_together_are_findings_of_their_own():
+    """But those that share a case are one, directly or through a third."""
+    cases = testing.cases(kinds=("train",))
+
+    def found(*outputs):
+        """Of verdicts in which each tenth of the cases has the faults of one set of outputs."""
+        judged = [Judged(case) for case in cases]
+        for index, names in enumerate(outputs):
+            for place in range(index, len(cases) // 10 * 10, 10):
+                judged[place] = Judged(cases[place], tuple(map(wrong, names)))
+        return sorted(each.what for each in findings(judged))
+
+    assert found(["grad_input"], ["grad_weight"]) == ["grad_input", "grad_weight"]
+    joined = found(["grad_input"], ["grad_bias"], ["grad_input", "grad_weight"])
+    assert joined == ["grad_bias", "grad_input"]  # the first of each case
+    through = found(["mean"], ["mean", "output"], ["output", "invstd"], ["invstd"])
+    assert len(through) == 1
+    assert set(through[0].split(", ")) == {"mean", "output", "invstd"}
+
+
+def test_conditions_are_in_the_words_that_select_cases():
+    for where, words in (
+        (of(Topic.MEAN), "topic is mean"),
+        (of(absent=("weight",)), "only weight is left out"),
+        (of(absent=("weight", "save_mean")), "only weight and save_mean are left out"),
+        (lambda case: "eps" in case.absent, "eps is left out"),
+        (lambda case: "weight" in case.absent, "weight is left out"),
+        (of(mask=(True, False, True)), "mask is 101"),
+    ):
+        (found,) = findings(failing(("train_without_statistics", "train"), where, wrong("mean")))
+        assert found.where == words
 
 
 def test_crashes_with_masks_are_one_finding():
@@ -122,3 +155,8 @@ def test_the_conclusion_says_how_many_of_what_was_offered():
         conclusion([beyond], findings([beyond]))
         == "1 case offered: 0 wrong, 1 beyond the bound, 0 passed"
     )
+    words = "1 case offered: 0 wrong, 1 beyond the bound, 0 passed; --bound 1.2 fails 1 more"
+    far = Judged(judged[0].case, (Fault(BEYOND, "mean"),), units=1.5)
+    assert conclusion([far], findings([far]), bound=1.2) == words
+    found = findings(judged)
+    assert "wrong (1 finding, 1 expected), " in conclusion(judged, found, expected=found)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
+from normgrad import testing
 from normgrad.dialects.aclnn import products
 from normgrad.testing import SubjectError, aclnn_libraries, infiniop_libraries, load
 from normgrad.testing.cases import Topic
 from normgrad.testing.loading import SUITES
+from normgrad.testing.tensors import operator_of
 
 ROOT = Path(__file__).parents[2]
 A2 = {"product": products.A2, "saveInvstd": "invstd"}
@@ -20,6 +23,19 @@ def test_documents_say_how_many_cases_the_libraries_have():
     verify = (ROOT / "docs" / "verify.md").read_text("utf-8")
     assert f"# {len(SUITES['infiniop'](False, {})):,} cases\n" in verify
     assert f"# {len(SUITES['aclnn'](False, A2)):,} cases on the Atlas A2\n" in verify
+
+
+@pytest.mark.parametrize("page", ["docs/verify.md", "docs/zh/verify.md"])
+def test_documents_have_the_words_that_select_cases(page):
+    text = (ROOT / page).read_text("utf-8")
+    section = re.search(r"^### (?:Selecting cases|选择用例)$(.*?)^## ", text, re.M | re.S)[1]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M)
+    assert [word for word, said in rows if "`" not in said] == [topic.word for topic in Topic]
+    expected = {}
+    for kind in (*testing.GRADIENTS, *testing.FORWARD):
+        expected.setdefault(operator_of(kind), []).append(kind)
+    found = {name: re.findall(r"`(\w+)`", said) for name, said in rows if "`" in said}
+    assert found == expected
 
 
 @pytest.mark.parametrize("suite", [aclnn_libraries, infiniop_libraries])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import plain_operators
 import pytest
@@ -15,6 +17,7 @@ from normgrad.operators.reference import Exact
 from normgrad.tensors import dtypes
 from normgrad.testing import Level, Topic
 from normgrad.testing.changes import LONG_SUMS
+from normgrad.testing.judging import _factor
 from normgrad.testing.outcomes import convention, wrong
 
 WRONG, BEYOND, CONVENTION = Level
@@ -118,10 +121,20 @@ def test_a_call_is_said_as_it_is_written():
     assert str(case.call()) == "batch_norm_stats(float32(3, 4, 5), eps=1e-05)"
 
 
+def test_factors_have_the_digits_that_tell_them_from_what_is_allowed():
+    assert [
+        _factor(each) for each in (0.99999, 1.0, 1.0096243726663483, 1.00012, 733.44, np.inf)
+    ] == [f"{each} times" for each in ("1", "1", "1.01", "1.0001", "733", "inf")]
+    assert _factor(np.nextafter(1, 2)) == "1.0000000000000002 times"
+
+
 def test_what_is_no_tensor_is_named():
     case, found = a_case_and_its_result()
     with pytest.raises(TypeError, match=r"^float; allowed: an array or a tensor$"):
         testing.check(case, (found.mean, 1.0))
+    message = "^result: an int; allowed: a sequence of tensors, for mean, invstd$"
+    with pytest.raises(TypeError, match=message):
+        testing.check(case, 3)
 
 
 def test_an_error_may_be_the_result():
@@ -250,3 +263,52 @@ def test_the_plain_scale_has_the_mean_as_a_term_of_its_own():
     sums = reference.batch_norm_backward_reduce(dy, x, zero + 10, zero + 1)["sum_dy_xmu"]
     assert (sums.value, sums.scale) == (1, 3)
     assert sums.widest == pytest.approx(3 + 1 * 19 + 2 * 21, abs=1e-6)  # a difference quotient
+
+
+# What may be compared
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), ()])
+def test_an_output_of_another_shape_is_an_error(shape):
+    """Which NumPy would broadcast."""
+    exact, actual = Exact(np.zeros((2, 3)), np.ones((2, 3))), np.zeros(shape, np.float32)
+    message = re.escape(f"actual: shape {shape}; allowed: (2, 3)")
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        precision.error(actual, exact, dtypes.float32)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        precision.plain_error(actual, exact, dtypes.float32, dtypes.float32, 1)
+
+
+def test_dtypes_may_be_names_and_numpy_s():
+    exact, actual = Exact(np.ones(1), np.ones(1)), np.full(1, 1 + 2**-20, np.float32)
+    for spelling in (dtypes.float32, "float32", np.float32, np.dtype(np.float32)):
+        assert precision.error(actual, exact, spelling) == 1.0 == 2**-20 / (16 * U32)
+        assert precision.plain_error(actual, exact, spelling, spelling, 1) == 16 / 18
+        assert precision.bound(exact, "bfloat16", spelling) > precision.bound(
+            exact, spelling, spelling
+        )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", np.int32, None, ">f4"])
+def test_an_arithmetic_of_another_dtype_is_an_error(dtype):
+    exact, actual = Exact(np.ones(1), np.ones(1)), np.ones(1, np.float32)
+    message = re.escape(f"arithmetic: dtype {dtype}; allowed: float32, float64")
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        precision.error(actual, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "complex64", ">f4"])
+def test_an_output_of_another_dtype_is_an_error(dtype):
+    exact, actual = Exact(np.ones(1), np.ones(1)), np.ones(1, dtype)
+    message = f"^actual: dtype {dtype}; allowed: float32, float16, bfloat16, float64$"
+    with pytest.raises(TypeError, match=message):
+        precision.error(actual, exact, dtypes.float32)
+
+
+def test_the_oracle_refuses_rows_that_the_input_does_not_have():
+    x = np.ones((2, 3, 4), np.float32)
+    for row in (3, (2, 4), (2, 3, 4, 1)):
+        with pytest.raises(ValueError, match=r"^normalized_shape: \(.*\); allowed: the last axes "):
+            reference.layer_norm(x, row)
+    for row in (4, (4,), [3, 4], (2, 3, 4)):
+        assert reference.rms_norm(x, row)["output"].value.shape == x.shape

@@ -45,7 +45,7 @@ def test_what_is_wrong_has_a_cause():
     judged = tried(subject(own_operators.Wrong), lambda case: not case.is_mistake, quick=False)
     (found,) = findings(judged)
     assert (found.level, found.what, found.where) == (
-        Level.WRONG, "output", "absent is ('weight',)",
+        Level.WRONG, "output", "weight is left out",
     )  # fmt: skip
 
 

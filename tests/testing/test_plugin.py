@@ -7,12 +7,14 @@ import csv
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as Xml
 from pathlib import Path
 
 import pytest
+import trials
 
 from normgrad.testing.plugin import COLUMNS
 
@@ -32,12 +34,12 @@ def _elsewhere(_here, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def under_pytest(subject, *arguments):
+def under_pytest(subject, *arguments, plugins=()):
     """Run pytest in this process; return its exit status and what it says."""
     fixed = ("-c", os.devnull, "--rootdir=.", "-p", "no:cacheprovider", "-q", "--strict-markers")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         status = pytest.main(
-            [*fixed, "--pyargs", NAMED, "--subject", subject, *map(str, arguments)]
+            [*fixed, "--pyargs", NAMED, "--subject", subject, *map(str, arguments)], [*plugins]
         )
     return int(status), said.getvalue()
 
@@ -126,8 +128,11 @@ def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own()
     assert re.search(r"\d+ cases offered: 0 wrong, \d+ beyond the bound, \d+ passed\n", said)
     assert re.search(r"\n\d+ passed, \d+ deselected, \d+ beyond the bound in ", said), said
     for bound, expected in ((1e9, 0), (1.5, 1)):
-        status, _ = under_pytest("tried_operators:Inexact", *chosen, "--bound", bound)
+        status, said = under_pytest("tried_operators:Inexact", *chosen, "--bound", bound)
         assert status == expected
+        failed = re.search(r"\n(\d+) failed, ", said)
+        report = " ".join(said.split())
+        assert f"; --bound {bound:g} fails {failed[1] if failed else 0} more " in report
 
 
 def test_cases_that_are_expected_to_fail(tmp_path):
@@ -138,8 +143,38 @@ def test_cases_that_are_expected_to_fail(tmp_path):
     assert status == 0
     assert re.search(r"\nXFAIL .*\[plain/train/3x4x5/float32/contiguous\] - sums\n", said)
     assert re.search(r"\D2 xfailed", said), said
+    lines = [line for line in said.splitlines() if line.startswith("wrong: ")]
+    assert lines, said
+    report = " ".join(said.split())
+    assert report.count(" (expected) ") == len(lines)
+    assert "2 wrong (1 finding, 1 expected)" in report
+    assert "--xfails" not in said
     status, said = under_pytest("tried_operators:Right", *chosen)
     assert (status, re.search(r"\D2 xpassed", said) is None) == (0, False), said
+    # Of patterns, those that match no case of the whole suite are said.
+    file.write_text("plain/train/*\nno/such/*\nvalues/train/*/bfloat16/*")
+    status, said = under_pytest("tried_operators:WritesToInputs", *chosen)
+    assert status == 1
+    assert re.findall(r"^--xfails: .*", said, re.M) == ["--xfails: no case has the name no/such/*"]
+    assert "(expected)" not in said  # the finding has another case
+
+
+def test_an_interrupt_after_the_last_case_does_not_lose_the_report():
+    """As while workers end."""
+
+    class Interrupts:
+        def pytest_sessionfinish(self):
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        chosen = ("--quick", "-k", "plain/train/")
+        status, said = under_pytest("tried_operators:Right", *chosen, plugins=[Interrupts()])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert status == 0
+    assert re.search(r"1 case offered: 0 wrong, 1 passed\n", said), said
 
 
 def test_what_is_not_offered_is_skipped():
@@ -152,12 +187,15 @@ def test_what_is_not_offered_is_skipped():
     assert "forward" not in said
 
 
-def test_a_crash_fails_one_test_and_the_others_go_on():
-    plain = "case(topic='plain', operator='batch_norm_backward')"
-    status, said, _ = apart(
-        "tried_operators:Crashes", "--quick", "-m", f"{MASKS} or {plain}", "-k", "contiguous", "-n1"
-    )
+def test_a_crash_fails_one_test_and_the_others_go_on(tmp_path, monkeypatch):
+    """Without a stack for each; the finding names the signal."""
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parent}")
+    wanted = f"{MASKS} or case(topic='plain', operator='batch_norm_backward')"
+    options = ("--quick", "-k", "contiguous", "-n", "1")
+    status, said, _ = trials.apart("tried_operators:Crashes", wanted, tmp_path, *options)
     assert status == 1
+    assert "\n    SIGSEGV: worker 'gw" in said
+    assert "Fatal Python error" not in said
     (finding,) = re.findall(r"^wrong: .*(?:\n  \S.*)*", said, re.M)
     finding = " ".join(finding.split())
     assert "the process ends or hangs" in finding, said

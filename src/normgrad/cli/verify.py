@@ -48,8 +48,9 @@ def verify(
     --xfails FILE, --csv FILE and all of pytest's options may follow, such as -k, --junitxml=FILE
     or -x. Cases run in separate processes, so a crash or a hang fails only one case.
 
-    The exit status is pytest's: 0 if no case is wrong by any standard, 1 if one is, 2 after an
-    interrupt, 4 if there is no such subject, and 5 if no case was run.
+    The exit status is pytest's: 0 if no case fails, 1 if one does (it is wrong by any standard, or
+    beyond --bound, and not among --xfails), 2 after an interrupt, 4 if there is no such subject or
+    an option is wrong, and 5 if no case was run.
     """
     if needs := lack("pytest", "xdist", "pytest_timeout", extra="verify"):
         raise InputError("verify", needs)
@@ -60,6 +61,9 @@ def verify(
         subject, more = "normgrad", [subject, *more]
     if subject.partition(":")[0] == "normgrad":
         info.check_settings()
-    number = "1" if "--case" in more and workers == "auto" else workers
-    arguments = [*_OPTIONS, "--subject", subject, "-n", number, *more]
+    is_one = any(each.partition("=")[0] == "--case" for each in more)
+    number = "1" if is_one and workers == "auto" else workers
+    # The stack at a crash has fifty lines, and is of use where one case is repeated.
+    plugins = [] if is_one or number == "0" else ["-p", "no:faulthandler"]
+    arguments = [*_OPTIONS, *plugins, "--subject", subject, "-n", number, *more]
     raise typer.Exit(int(pytest.main(arguments)))

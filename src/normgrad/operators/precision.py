@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,28 @@ ANY_DATA = {**ARITHMETIC, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
 NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 16.0}
 
 
-def roundoff(output: DType, arithmetic: DType) -> float:
+#: A dtype: its name, NumPy's or PyTorch's, or one of ``normgrad.tensors.dtypes``.
+DTypeLike = Any
+
+
+def roundoff(output: DTypeLike, arithmetic: DTypeLike) -> float:
     """The unit roundoff of the output's dtype; float32's for float64 outputs of float32 arithmetic.
 
     Args:
-        output: the output's dtype, such as ``normgrad.tensors.dtypes.bfloat16``.
-        arithmetic: the dtype of the arithmetic: ``normgrad.tensors.dtypes.float32`` or ``float64``.
+        output: the output's dtype, such as "bfloat16" or ``numpy.float32``.
+        arithmetic: the dtype of the arithmetic: float32 or float64.
+
+    Raises:
+        TypeError: another dtype.
     """
-    return max(output.unit_roundoff, arithmetic.unit_roundoff)
+    output = _parsed("output", output, dtypes.FLOATS)
+    arithmetic = _parsed("arithmetic", arithmetic, ARITHMETIC)
+    return float(max(output.unit_roundoff, arithmetic.unit_roundoff))
 
 
-def bound(exact: Exact, output: DType, arithmetic: DType, normal: bool = False) -> npt.NDArray[Any]:
+def bound(
+    exact: Exact, output: DTypeLike, arithmetic: DTypeLike, normal: bool = False
+) -> npt.NDArray[Any]:
     """The largest error that each element may have.
 
     Args:
@@ -45,7 +57,11 @@ def bound(exact: Exact, output: DType, arithmetic: DType, normal: bool = False) 
         A bound for each element: factor·u·scale, for half types at most factor·u·|value| plus
         ``ARITHMETIC`` roundoffs of float32 of the scale; and half of the output dtype's smallest
         subnormal number.
+
+    Raises:
+        TypeError: another dtype than those of :func:`roundoff`.
     """
+    output = _parsed("output", output, dtypes.FLOATS)
     unit = (NORMAL_DATA if normal else ANY_DATA)[output] * roundoff(output, arithmetic)
     most = unit * exact.scale
     if output.is_half:
@@ -55,7 +71,7 @@ def bound(exact: Exact, output: DType, arithmetic: DType, normal: bool = False) 
 
 
 def error(
-    actual: npt.NDArray[Any], exact: Exact, arithmetic: DType, normal: bool = False
+    actual: npt.NDArray[Any], exact: Exact, arithmetic: DTypeLike, normal: bool = False
 ) -> npt.NDArray[np.float64]:
     """The error of each element in units of its bound: 1 is just allowed.
 
@@ -66,22 +82,25 @@ def error(
     not be what it is has an infinite error.
 
     Args:
-        actual: an output, of any of the four floating-point dtypes.
+        actual: an output, of the exact value's shape and any of the four floating-point dtypes.
         exact: the exact value and its scale, by :mod:`normgrad.operators.reference`.
         arithmetic, normal: as in :func:`bound`.
 
     Raises:
-        TypeError: an output of another dtype.
+        TypeError: an output of another dtype, or another arithmetic.
+        ValueError: an output of another shape.
     """
+    output = _dtype_of(actual, exact)
+    arithmetic = _parsed("arithmetic", arithmetic, ARITHMETIC)
     reach = ARITHMETIC[arithmetic] * arithmetic.unit_roundoff * exact.scale
-    return _units(actual, exact.value, bound(exact, _dtype_of(actual), arithmetic, normal), reach)
+    return _units(actual, exact.value, bound(exact, output, arithmetic, normal), reach)
 
 
 def plain_error(
     actual: npt.NDArray[Any],
     exact: Exact,
-    arithmetic: DType,
-    data: DType,
+    arithmetic: DTypeLike,
+    data: DTypeLike,
     terms: int,
     one_way: bool = False,
 ) -> npt.NDArray[np.float64]:
@@ -97,8 +116,13 @@ def plain_error(
         data: the least precise dtype of the data tensors.
         terms: at least the number n of terms of the longest sum.
         one_way: whether all roundings of a sum may go one way.
+
+    Raises:
+        TypeError, ValueError: as in :func:`error`.
     """
-    output = _dtype_of(actual)
+    output = _dtype_of(actual, exact)
+    arithmetic = _parsed("arithmetic", arithmetic, ARITHMETIC)
+    data = _parsed("data", data, dtypes.FLOATS)
     roundings = 16 + (terms if one_way else 2 * math.sqrt(terms))
     most = roundings * arithmetic.unit_roundoff * exact.widest
     coarsest = max(output.unit_roundoff, data.unit_roundoff if data.is_half else 0)
@@ -108,11 +132,21 @@ def plain_error(
     return _units(actual, exact.value, most, most)
 
 
-def _dtype_of(actual: npt.NDArray[Any]) -> DType:
-    output = dtypes.from_numpy(actual.dtype)
-    if output is None:
-        raise TypeError(f"actual: dtype {actual.dtype}; allowed: the four floating-point types")
-    return output
+def _parsed(name: str, dtype: DTypeLike, allowed: Iterable[DType]) -> DType:
+    try:
+        found = dtypes.parse(dtype)
+    except TypeError:
+        found = None
+    if found is None or found not in allowed:
+        raise dtypes.unsupported(name, dtype, tuple(allowed))
+    return found
+
+
+def _dtype_of(actual: npt.NDArray[Any], exact: Exact) -> DType:
+    """An output's dtype, if it has that of an output and the exact value's shape."""
+    if actual.shape != exact.value.shape:  # which NumPy might broadcast
+        raise ValueError(f"actual: shape {actual.shape}; allowed: {exact.value.shape}")
+    return _parsed("actual", actual.dtype, dtypes.FLOATS)
 
 
 def _units(

@@ -13,6 +13,10 @@ No statistic is rounded: those that an operator computes are the formula's, and 
 given (mean, invstd, running_mean in evaluation, and so on) are used as they are. Other per-channel
 values are rounded as the operators round them: with float32 or half-precision tensors, a float64
 value is rounded to float32 first.
+
+Of the arguments only ``normalized_shape`` is checked. :func:`normgrad.plan` checks all of them:
+``normgrad.plan("batch_norm_backward", grad_out=dy, input=x, training=True)`` raises what the
+operator itself would.
 """
 
 from __future__ import annotations
@@ -465,8 +469,13 @@ def group_norm_backward(
 
 def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
     """The axes of a row's elements."""
-    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
-    return tuple(range(input.ndim - count, input.ndim))
+    row = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    over = tuple(range(input.ndim - len(row), input.ndim))
+    if row != tuple(input.shape[axis] for axis in over):
+        raise ValueError(
+            f"normalized_shape: {row}; allowed: the last axes of input's shape {input.shape}"
+        )
+    return over
 
 
 def layer_norm(

@@ -38,6 +38,11 @@ class Topic(Enum):
     def __str__(self) -> str:
         return self.value
 
+    @property
+    def word(self) -> str:
+        """The word for the topic in the names of cases, and in the marker of their tests."""
+        return self.name.lower()
+
 
 _SAVED, _RUNNING = ("save_mean", "save_invstd"), ("running_mean", "running_var")
 #: The value of ``Case.out`` for an array that owns its memory, as ``numpy.empty`` gives.
@@ -100,13 +105,13 @@ class Case:
     @property
     def name(self) -> str:
         """A unique line for the case: the fields of every name, then those that are not default."""
-        words = [self.topic.name.lower(), self.kind]
-        words += [_spelling(getattr(self, name)) for name in self._always_named]
+        words = [self.topic.word, self.kind]
+        words += [spelling(getattr(self, name)) for name in self._always_named]
         for field in sorted(fields(self), key=lambda field: field.name == "change"):
             value = getattr(self, field.name)
             is_listed = field.name in (*self._always_named, *self._never_named)
             if value != field.default and not is_listed:
-                words.append(f"{field.name}={_spelling(value)}")
+                words.append(f"{field.name}={spelling(value)}")
         return "/".join(words)
 
     def __str__(self) -> str:
@@ -250,7 +255,7 @@ def thinned(cases: Iterable[_Case], step: int) -> Iterator[_Case]:
                 yield case
 
 
-def _spelling(value: object) -> str:
+def spelling(value: object) -> str:
     """Spell a field's value for a name: a shape as 2x3, a mask as 101, names joined by +."""
     if isinstance(value, tuple):
         if isinstance(value[0], bool):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from .cases import Case
+from .cases import Case, spelling
 from .judging import Judged
 from .outcomes import Fault, Level
 
-#: The fields of cases that may be the condition of a fault. Of two that are equally likely, the
-#: first is taken.
+#: The fields of cases that may be the condition of a fault. Of two that are equally likely, that
+#: of fewer cases is taken, or else the first.
 _CONDITIONS = (
     *("absent", "mask", "change", "out", "vectors", "channel_axis", "row_axes", "eps", "momentum"),
     *("kind", "dtype", "x_dtype", "parameters", "layout", "x_layout", "topic"),
@@ -23,6 +23,8 @@ _CONDITIONS = (
 _TRIED, _FOUND = 0.5, 0.1
 
 _Pair = tuple[Case, Fault]
+#: The place of a condition's field in ``_CONDITIONS``, and the condition in words.
+_Condition = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,11 @@ def findings(judged: Sequence[Judged]) -> list[Finding]:
     offered = [each.case for each in judged if not each.absent]
     pairs = [(each.case, fault) for each in judged for fault in each.faults]
     found: list[Finding] = []
-    for (level, operator, what), some in groupby(sorted(pairs, key=_kind), key=_kind):
+    for (level, operator, what), some in itertools.groupby(sorted(pairs, key=_kind), key=_kind):
         of = [case for case in offered if operator in ("", case.operator)]
         if Level(level) is Level.WRONG:
-            found += _split(what, _first_of_each([*some]), of)
+            for together in _connected([*some]):
+                found += _split(what, _first_of_each(together), of)
         else:
             found.append(_finding(what, "", _first_of_each([*some]), len(of)))
     levels = [*Level]
@@ -88,13 +91,26 @@ def findings(judged: Sequence[Judged]) -> list[Finding]:
 def _kind(pair: _Pair) -> tuple[str, str, str]:
     """What faults of one cause have in common: the level, the operator, and the kind of fault.
 
-    An error of a value, whose words are the output's name, may spoil several outputs.
+    A cause may spoil the values of several outputs.
     """
     case, fault = pair
-    what = "" if fault.what.isidentifier() else fault.what
+    what = "" if fault.is_of_value else fault.what
     if fault.level is Level.WRONG:
         return fault.level.value, case.operator, what
     return fault.level.value, "", what
+
+
+def _connected(pairs: list[_Pair]) -> Iterator[list[_Pair]]:
+    """Part the faults of outputs that are never wrong in one case, which have other causes."""
+    groups: list[tuple[set[str], set[Case]]] = []
+    for what in dict.fromkeys(fault.what for _, fault in pairs):
+        outputs, cases = {what}, {case for case, fault in pairs if fault.what == what}
+        for group in [group for group in groups if group[1] & cases]:
+            groups.remove(group)
+            outputs, cases = outputs | group[0], cases | group[1]
+        groups.append((outputs, cases))
+    for outputs, _ in groups:
+        yield [pair for pair in pairs if pair[1].what in outputs]
 
 
 def _split(what: str, pairs: list[_Pair], offered: Sequence[Case]) -> Iterator[Finding]:
@@ -110,9 +126,10 @@ def _split(what: str, pairs: list[_Pair], offered: Sequence[Case]) -> Iterator[F
         if len(pairs) >= _TRIED * len(offered) or not likely:
             yield _finding(what, "", pairs, len(offered))
             return
-        _, where = max(likely, key=lambda pair: (pair[0], -_rank(pair[1])))
+        # Of equally many, those of the fewest that were tried.
+        _, where = max(likely, key=lambda pair: (pair[0], -tried[pair[1]], -pair[1][0]))
         chosen = [pair for pair in pairs if where in _conditions(pair[0])]
-        yield _finding(what, where, chosen, tried[where])
+        yield _finding(what, where[1], chosen, tried[where])
         pairs = [pair for pair in pairs if where not in _conditions(pair[0])]
 
 
@@ -127,13 +144,18 @@ def _first_of_each(pairs: list[_Pair]) -> list[_Pair]:
     return [*{case: (case, fault) for case, fault in reversed(pairs)}.values()][::-1]
 
 
-def _conditions(case: Case) -> list[str]:
-    """What is unusual about a case, in words."""
-    values = ((name, getattr(case, name), getattr(Case, name, None)) for name in _CONDITIONS)
-    words = [f"{name} is {value}" for name, value, usual in values if value not in (usual, "")]
-    parts = [f"mask has no entry {index}" for index, each in enumerate(case.mask) if not each]
-    return words + parts + [f"absent has {name}" for name in case.absent]
-
-
-def _rank(condition: str) -> int:
-    return _CONDITIONS.index(condition.partition(" ")[0])
+def _conditions(case: Case) -> list[_Condition]:
+    """What is unusual about a case."""
+    rank = _CONDITIONS.index
+    found = [(rank("absent"), f"{name} is left out") for name in case.absent]
+    for name in _CONDITIONS:
+        value, usual = getattr(case, name), getattr(Case, name, None)
+        if value in (usual, ""):
+            continue
+        if name == "absent":
+            words = f"only {' and '.join(value)} {'are' if len(value) > 1 else 'is'} left out"
+        else:
+            words = f"{name} is {value.word if name == 'topic' else spelling(value)}"
+        found.append((rank(name), words))
+    parts = (index for index, each in enumerate(case.mask) if not each)
+    return found + [(rank("mask"), f"mask has no entry {index}") for index in parts]

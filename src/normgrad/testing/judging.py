@@ -64,8 +64,14 @@ class Judged:
             return "not offered"
         return "passed" if self.level is None else self.level.value
 
+    @property
+    def details(self) -> list[str]:
+        """What is said beside the word: each fault, or why a call was not tried or was refused."""
+        said = self.absent or self.said
+        return [said] if said else [str(fault) for fault in self.faults]
+
     def __str__(self) -> str:
-        details = self.absent or self.said or "; ".join(map(str, self.faults))
+        details = "; ".join(self.details)
         return shorten(f"{self.word}: {details}" if details else self.word, 1000)
 
     def beyond(self, bound: float) -> bool:
@@ -181,8 +187,9 @@ def _place(indices: tuple[int, ...], by_channel: bool) -> str:
 
 
 def _factor(units: float) -> str:
-    # 17 digits near 1, lest it read "1 times the bound", which is allowed.
-    return f"{units:.{17 if 1 < units < 1.01 else 3}g} times"
+    # As many digits as tell it from 1 times the bound, which is allowed.
+    spellings = (f"{units:.{digits}g}" for digits in range(3, 18))
+    return f"{next(each for each in spellings if each != '1' or units <= 1)} times"
 
 
 def _ulps(got: Array, exact: Array) -> str:

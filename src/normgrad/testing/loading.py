@@ -181,7 +181,7 @@ def _library(path: str) -> Library:
             break
     else:
         markers = " or ".join(dialect.markers[0] for dialect in _DIALECTS)
-        allowed = f"a library with {markers}"
+        allowed = f"a library with {markers}, or a Python class that calls it, as module:Name"
         raise SubjectError(f"{path}: neither dialect's functions; allowed: {allowed}")
     libraries = [library]
     # Look for a companion elsewhere only if it is not beside the library.

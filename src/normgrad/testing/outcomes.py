@@ -40,6 +40,11 @@ class Fault:
     what: str
     text: str = ""
 
+    @property
+    def is_of_value(self) -> bool:
+        """Whether an output's value is wrong; ``what`` is the output's name then."""
+        return self.what.isidentifier()
+
     def __str__(self) -> str:
         return f"{self.what}: {self.text}" if self.text else self.what
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import fnmatch
+import math
 import shlex
+import signal
+import subprocess
 import textwrap
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,7 @@ from .subjects import Implementation, SubjectError
 
 _SUBJECTS = pytest.StashKey[Mapping[str, Implementation]]()
 _CASES = pytest.StashKey[Mapping[str, Mapping[str, Case]]]()
+_EXPECTED = pytest.StashKey[Sequence[tuple[str, str]]]()
 _TESTS = Path(__file__).with_name("test_subject.py")
 #: The most findings of a level that are printed.
 _MOST = 30
@@ -87,14 +94,15 @@ def pytest_configure(config: pytest.Config) -> None:
     except SubjectError as error:
         raise pytest.UsageError(f"--subject: {error}") from None
     config.stash[_SUBJECTS] = {each.device: each for each in loaded}
+    bound = config.getoption("bound")
+    if bound is not None and not 0 < bound < math.inf:
+        raise pytest.UsageError(f"--bound: {bound:g}; allowed: a finite number above 0")
     path = config.getoption("xfails")
-    if path and not Path(path).is_file():
-        raise pytest.UsageError(f"--xfails: {path}; allowed: a file")
-    path = config.getoption("csv")
-    if path and not Path(path).parent.is_dir():
-        raise pytest.UsageError(f"--csv: {path}; allowed: a file in a folder that exists")
-    config.stash[_CASES] = {each.device: _wanted(config, each, each.device) for each in loaded}
+    config.stash[_EXPECTED] = _expected(Path(path)) if path else ()
+    config.stash[_CASES] = {each.device: _wanted(config, each) for each in loaded}
     if not hasattr(config, "workerinput"):
+        if path := config.getoption("csv"):
+            _check_writable(Path(path))
         config.pluginmanager.register(_Results(config))
 
 
@@ -110,11 +118,9 @@ def pytest_pycollect_makemodule(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the cases that are expected to fail."""
-    path = config.getoption("xfails")
-    for line in Path(path).read_text("utf-8").splitlines() if path else ():
-        pattern, _, reason = (part.strip() for part in line.partition("#"))
+    for pattern, reason in config.stash[_EXPECTED]:
         for item in items:
-            if pattern and fnmatch.fnmatchcase(_name_in(item.nodeid), pattern):
+            if fnmatch.fnmatchcase(_name_in(item.nodeid), pattern):
                 item.add_marker(pytest.mark.xfail(reason=reason))
 
 
@@ -128,19 +134,51 @@ def cases_on(config: pytest.Config) -> Mapping[str, Mapping[str, Case]]:
     return config.stash[_CASES]
 
 
-def _wanted(config: pytest.Config, subject: Implementation, device: str) -> dict[str, Case]:
+def _wanted(config: pytest.Config, subject: Implementation) -> dict[str, Case]:
     """The cases of the operators that an implementation has, by their names as tests."""
     only = config.getoption("case")
-    cases = cases_of(subject, config.getoption("quick") and not only)
-    suffix = "" if device == "cpu" else f"/{device}"
-    named = {f"{case.name}{suffix}": case for case in cases if subject.has(case)}
+    named = _named(subject, config.getoption("quick") and not only)
     if not only:
         return named
     if only not in named:
-        raise pytest.UsageError(
-            f"--case: {only}; allowed: one of {len(named)}, such as {[*named][:1]}"
-        )
+        (close,) = difflib.get_close_matches(only, named, n=1, cutoff=0)
+        raise pytest.UsageError(f"--case: {only}; allowed: one of {len(named)}, such as {close}")
     return {only: named[only]}
+
+
+def _end_of(report: pytest.TestReport) -> str:
+    """How a test's process ended, and by which signal if that can be told."""
+    said = str(report.longrepr).partition("\n")[0]
+    # xdist has no public way to the process.
+    with suppress(AttributeError, subprocess.TimeoutExpired, ValueError):
+        status = report.node.gateway._io.popen.wait(timeout=5)
+        return f"{signal.Signals(-status).name}: {said}"
+    return said
+
+
+def _named(subject: Implementation, quick: bool) -> dict[str, Case]:
+    suffix = "" if subject.device == "cpu" else f"/{subject.device}"
+    cases = cases_of(subject, quick)
+    return {f"{case.name}{suffix}": case for case in cases if subject.has(case)}
+
+
+def _expected(path: Path) -> list[tuple[str, str]]:
+    """The patterns and the reasons in a file of cases that are expected to fail."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise pytest.UsageError(f"--xfails: {path}: {reason}; allowed: a text file") from None
+    parts = ((part.strip() for part in line.partition("#")) for line in lines)
+    return [(pattern, reason) for pattern, _, reason in parts if pattern]
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.open("a").close()
+    except OSError as error:
+        allowed = "a file that can be written"
+        raise pytest.UsageError(f"--csv: {path}: {error.strerror}; allowed: {allowed}") from None
 
 
 def _name_in(nodeid: str) -> str:
@@ -168,6 +206,7 @@ class _Results:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._judged: dict[str, Judged] = {}
+        self._handler: Any = None
         self._cases = {
             name: case for cases in cases_on(config).values() for name, case in cases.items()
         }
@@ -182,50 +221,88 @@ class _Results:
             return
         faults = [Fault(Level[level], *rest) for level, *rest in found.get("faults", ())]
         if is_lost:
-            faults = [wrong("the process ends or hangs", str(report.longrepr).partition("\n")[0])]
+            faults = [wrong("the process ends or hangs", _end_of(report))]
         absent = found["verdict"] if found.get("verdict") == "not offered" else ""
         units, plain = found.get("error / bound"), found.get("error / plain code")
         self._judged[name] = Judged(self._cases[name], tuple(faults), absent, units, plain)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """End with pytest's status for no tests if nothing that was tried is offered."""
+        """End with pytest's status for no tests if nothing that was tried is offered.
+
+        An interrupt has nothing to end now but the report, so it is ignored.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         is_tried = any(not each.absent for each in self._judged.values())
         if session.exitstatus == pytest.ExitCode.OK and not is_tried:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
+    def pytest_unconfigure(self) -> None:
+        """Let interrupts end the process again."""
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a table, the findings, and a sentence; write the file."""
-        line = terminalreporter.write_line
         # In the suite's order: workers end in any.
         by_name = {name: self._judged[name] for name in self._cases if name in self._judged}
-        judged = [*by_name.values()]
+        if not by_name or self._config.getoption("case"):
+            for each in by_name.values():
+                terminalreporter.write_line(f"{each.case}: {each.word}")
+                for detail in each.details:
+                    for text in _wrapped(detail, "    "):
+                        terminalreporter.write_line(text)
+        else:
+            self._report(terminalreporter, by_name)
         if path := self._config.getoption("csv"):
             _write(Path(path), by_name)
-        if not judged or self._config.getoption("case"):
-            for each in judged:
-                line(f"{each.case}: {each}")
-            return
+
+    def _report(
+        self, terminalreporter: pytest.TerminalReporter, by_name: Mapping[str, Judged]
+    ) -> None:
+        line = terminalreporter.write_line
+        judged = [*by_name.values()]
         terminalreporter.section("normgrad")
         for row in _table(judged):
             line(row)
         for row in _signatures(subjects_of(self._config).values()):
             line(row)
         found = findings(judged)
+        patterns = [pattern for pattern, _ in self._config.stash[_EXPECTED]]
+        unexpected = {
+            each.case
+            for name, each in by_name.items()
+            if each.faults and not any(fnmatch.fnmatchcase(name, some) for some in patterns)
+        }
+        expected = [each for each in found if unexpected.isdisjoint(dict(each.found))]
         for level in Level:
             some = [each for each in found if each.level is level]
             for finding in some[:_MOST]:
                 case, fault = finding.smallest
                 line("")
-                for text in _wrapped(str(finding), ""):
+                title = f"{finding} (expected)" if finding in expected else str(finding)
+                for text in _wrapped(title, ""):
                     line(text, bold=level is Level.WRONG)
-                for text in _wrapped(fault.text or fault.what, "    "):
+                # The title need not name the output, since a cause may spoil several.
+                said = str(fault) if fault.is_of_value else fault.text or fault.what
+                for text in _wrapped(said, "    "):
                     line(text)
                 line(f"    {_command(self._config, case)}")
             if len(some) > _MOST:
                 line(f"{len(some) - _MOST} more findings: {level.value}; --csv FILE has every case")
         line("")
-        for text in _wrapped(conclusion(judged, found), ""):
+        for pattern in self._unmatched(patterns):
+            line(f"--xfails: no case has the name {pattern}")
+        bound: float | None = self._config.getoption("bound")
+        for text in _wrapped(conclusion(judged, found, expected, bound), ""):
             line(text)
+
+    def _unmatched(self, patterns: Sequence[str]) -> list[str]:
+        """The patterns that are of no case, whichever of them are run."""
+        subjects = subjects_of(self._config).values() if patterns else ()
+        names = [name for subject in subjects for name in _named(subject, quick=False)]
+        return [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
 
 
 #: The columns that the report keeps to, except in commands, which are on one line.
@@ -243,17 +320,28 @@ def _wrapped(text: str, indent: str) -> list[str]:
     )
 
 
-def conclusion(judged: Sequence[Judged], found: Sequence[Finding]) -> str:
-    """What was found, in a sentence."""
+def conclusion(
+    judged: Sequence[Judged],
+    found: Sequence[Finding],
+    expected: Sequence[Finding] = (),
+    bound: float | None = None,
+) -> str:
+    """What was found, in a sentence; ``bound`` is that of ``--bound``."""
     words = Counter(each.word for each in judged)
     offered = len(judged) - words.pop("not offered", 0)
     passed = words.pop("passed", 0)
     wrongs = words.pop(Level.WRONG.value, 0)
     number = len([each for each in found if each.level is Level.WRONG])
-    causes = f" ({number} finding{'s' if number > 1 else ''})" if number else ""
+    known = len([each for each in expected if each.level is Level.WRONG])
+    causes = f" ({number} finding{'s' if number > 1 else ''}" if number else ""
+    causes += f", {known} expected)" if known else ")" if number else ""
     others = "".join(f", {count} {word}" for word, count in words.items())
     cases = f"{offered} case{'s' if offered != 1 else ''} offered"
-    return f"{cases}: {wrongs} wrong{causes}{others}, {passed} passed"
+    more = ""
+    if bound is not None:
+        number = sum(each.level is not Level.WRONG and each.beyond(bound) for each in judged)
+        more = f"; --bound {bound:g} fails {number} more"
+    return f"{cases}: {wrongs} wrong{causes}{others}, {passed} passed{more}"
 
 
 def _table(judged: Sequence[Judged]) -> list[str]:

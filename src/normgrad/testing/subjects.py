@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..operators.by_name import FUNCTIONS, parameters_of
+from ..support.values import describe
 from .cases import OWNED, Case, Topic
 from .framework_tensors import (
     Counterpart,
@@ -350,7 +351,13 @@ class Subject(Implementation):
 
 def outputs(call: Call, result: Any) -> dict[str, Array]:
     """A result's arrays by name; it is a tuple in normgrad's order, or the only output."""
-    values = (result,) if call.operator.out_is_tensor else tuple(result)
+    try:
+        values = (result,) if call.operator.out_is_tensor else tuple(result)
+    except TypeError:
+        names = ", ".join(call.results)
+        raise TypeError(
+            f"result: {describe(result)}; allowed: a sequence of tensors, for {names}"
+        ) from None
     pairs = zip(call.results, values, strict=False)
     return {name: to_array(value) for name, value in pairs if value is not None}
 

@@ -16,7 +16,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for device, cases in cases_on(metafunc.config).items():
         for name, case in cases.items():
             facts = {key: getattr(case, key) for key in ("kind", "operator", "dtype", "layout")}
-            mark = pytest.mark.case(topic=case.topic.name.lower(), device=device, **facts)
+            mark = pytest.mark.case(topic=case.topic.word, device=device, **facts)
             params.append(pytest.param(device, case.dtype, case, id=name, marks=mark))
     metafunc.parametrize(("device", "dtype", "case"), params)
 
