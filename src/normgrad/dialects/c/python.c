@@ -226,7 +226,11 @@ static bool start(void)
 // sub-interpreters.
 static PyThreadState *state_with_gil(void)
 {
+#if PY_VERSION_HEX < 0x030D0000
     __typeof__(&_PyThreadState_UncheckedGet) get = RUNNING(_PyThreadState_UncheckedGet);
+#else
+    __typeof__(&PyThreadState_GetUnchecked) get = RUNNING(PyThreadState_GetUnchecked);
+#endif
     PyThreadState *now = get && RUNNING(Py_IsInitialized)() ? get() : NULL;
     return now && now->thread_id == (unsigned long)pthread_self() ? now : NULL;
 }
