@@ -33,10 +33,10 @@ SUITE, PYTHON = "bookworm", "3.11"
 PACKAGES = ("python3", "libpython3-dev", "libstdc++6")
 LEVEL = "armv8-a"
 PROGRAMS = {
-    "batch_norm_backward.c": "acl",
-    "sync_batch_norm.cpp": "acl",
-    "group_norm_backward.cpp": "acl",
-    "infiniop_batch_norm_backward.c": "infini",
+    "batch_norm_backward.c": "aclnn",
+    "sync_batch_norm.cpp": "aclnn",
+    "group_norm_backward.cpp": "aclnn",
+    "infiniop_batch_norm_backward.c": "infiniop",
 }
 #: A call whose kernels are compiled by the emulated Numba, which takes minutes.
 COMPILED = "train/float32/channels_last"
