@@ -27,7 +27,8 @@ from .model import Conversion, convert, converted, revert, stock_name
 STEP_SECONDS, LAYER_SECONDS = 3.0, 0.1
 #: The smallest share of a step that counts as a gain; less is lost in noise.
 LEAST_GAIN = 0.02
-#: The ratio of elapsed to CPU time from which a process had to wait for cores.
+#: The ratio of elapsed to CPU time from which a process had to wait for cores. Of several threads
+#: one runs at any time, or spins while it waits for the others.
 CONTENDED = 1.1
 
 #: PyTorch's operators, by what a reader calls them, and parts of their names.
@@ -60,6 +61,8 @@ class Estimate(NamedTuple):
         shares: how much of the stock step's time is spent in each kind of other operators.
         conversion: which layers are converted, and why others are not.
         spread: the ratio of interquartile range to median of the steps' times.
+        threads: how many threads PyTorch had; 1 for a model on a GPU.
+        waited: the share of the time in which no thread ran, since other programs had the cores.
     """
 
     stock: float
@@ -69,6 +72,8 @@ class Estimate(NamedTuple):
     shares: dict[str, float]
     conversion: Conversion
     spread: float
+    threads: int = 1
+    waited: float = 0.0
 
     @property
     def share(self) -> float:
@@ -112,13 +117,15 @@ class Estimate(NamedTuple):
 
     def _verdict(self) -> str:
         better = "measure on an idle machine"
-        if torch.get_num_threads() > 1:  # which wait for each other, and so for other programs
+        if self.threads > 1:  # which wait for each other, and so for other programs
             better += ", or after torch.set_num_threads(1)"
+        if self.waited > 1 - 1 / CONTENDED:
+            return f"none: other programs had the cores for {self.waited:.0%} of the time; {better}"
         if self.share > 1:
             return f"none: the norms took longer than a whole step; {better}"
         if self.spread > timing.NOISY:
             return f"none: the steps' times differ too much; {better}"
-        if self._doubt > abs(self.gain) > LEAST_GAIN:
+        if self._doubt > max(abs(self.gain), LEAST_GAIN):
             return f"none: the norms' times differ too much; {better}"
         of_step = 1 - self.converted / self.stock
         if abs(self.gain - of_step) > max(self.spread, LEAST_GAIN) and self.gain * of_step < 0:
@@ -180,13 +187,13 @@ def estimate(
         models = revert(copy_of(module)), convert(revert(copy_of(module)))
     tensors = [*module.parameters(), *pytree.tree_leaves((example, kwargs))]
     on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in tensors)
-    stopwatch = _on_gpu if on_gpu else _on_cpu
+    stopwatch = _on_gpu if on_gpu else _Stopwatch()
     positional, keywords = pytree.tree_map_only(Tensor, like, (example, kwargs))
     steps = {
         name: partial(_step, model, _arguments(positional, varying_axis), keywords)
         for name, model in zip(("stock", "ours"), models, strict=True)
     }
-    notices.say("normgrad measures a model's steps and norms, for some %.0f s", 3 * STEP_SECONDS)
+    notices.say("normgrad measures a model's steps and norms, which takes some seconds")
     with torch.random.fork_rng(), torch.inference_mode(False):
         saved = tuple(_saved_bytes(step) for step in steps.values())
         times = timing.measure(steps, STEP_SECONDS, stopwatch=stopwatch)
@@ -194,8 +201,17 @@ def estimate(
         with _timed_layers(*models, stopwatch) as layers:
             steps["stock"]()
     stock, ours = (times.medians[name] for name in steps)
-    report = converted(models[1])
-    return Estimate(stock, ours, layers, (saved[0], saved[1]), shares, report, times.spread)
+    return Estimate(
+        stock,
+        ours,
+        layers,
+        (saved[0], saved[1]),
+        shares,
+        conversion=converted(models[1]),
+        spread=times.spread,
+        threads=1 if on_gpu else torch.get_num_threads(),
+        waited=stopwatch.waited if isinstance(stopwatch, _Stopwatch) else 0.0,
+    )
 
 
 def _arguments(positional: Any, axis: int | None) -> Iterator[Any]:
@@ -219,17 +235,31 @@ def _arguments(positional: Any, axis: int | None) -> Iterator[Any]:
     return map(shorter, itertools.count())
 
 
-def _on_cpu(call: timing.Call, count: int) -> float:
-    """Seconds per call; with one thread, of CPU time where it had to wait for a core.
+class _Stopwatch:
+    """Times calls on the CPU, and how long the process has to wait for cores.
 
-    Several threads spin while one of them waits, which is CPU time too.
+    With one thread CPU time counts where it waits. Several threads spin while one of them waits,
+    which is CPU time too, so that nobody knows how long their calls take on an idle machine.
     """
-    if torch.get_num_threads() > 1:
-        return timing.one_by_one(call, count)
-    before = time.process_time()
-    elapsed = timing.one_by_one(call, count)
-    used = (time.process_time() - before) / count
-    return used if elapsed > CONTENDED * used > 0 else elapsed
+
+    def __init__(self) -> None:
+        self._elapsed = self._used = 0.0
+
+    def __call__(self, call: timing.Call, count: int) -> float:
+        """Seconds per call, over this many in a row."""
+        before = time.process_time()
+        elapsed = timing.one_by_one(call, count)
+        used = (time.process_time() - before) / count
+        if torch.get_num_threads() == 1:
+            return used if elapsed > CONTENDED * used > 0 else elapsed
+        self._elapsed += elapsed * count
+        self._used += used * count
+        return elapsed
+
+    @property
+    def waited(self) -> float:
+        """The share of the time in which none of several threads ran."""
+        return max(0.0, 1 - self._used / self._elapsed) if self._elapsed else 0.0
 
 
 def _on_gpu(call: timing.Call, count: int) -> float:
