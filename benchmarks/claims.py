@@ -104,8 +104,8 @@ def _steps() -> tuple[str, ...]:
     every = [float(row["measured"]) for row in rows]
     rms = max(float(row["measured"]) for row in rows if row["has_rms_norm"] == "1")
     first, *_, ninth = statistics.quantiles(every, n=10)
-    percents = (f"{100 * gain - 100:.0f}" for gain in (statistics.median(every), first, ninth, rms))
-    return str(len(rows)), *(each.replace("-", "−") for each in percents)
+    percents = (round(100 * gain - 100) for gain in (statistics.median(every), first, ninth, rms))
+    return str(len(rows)), *(str(each).replace("-", "−") for each in percents)
 
 
 def _picture() -> tuple[str, ...]:

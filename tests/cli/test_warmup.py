@@ -74,7 +74,7 @@ def test_without_a_folder_it_says_so(cli, compiled, monkeypatch, tmp_path):
     assert (result.exit_code, result.stdout) == (2, "")
     start = "normgrad: warmup: kernels cannot be stored: [Errno 20] Not a directory: "
     assert result.stderr.startswith(start)
-    assert result.stderr.endswith("; NORMGRAD_CACHE_DIR names another folder\n")
+    assert result.stderr.endswith("; set NORMGRAD_CACHE_DIR to a folder that can be written\n")
 
 
 def test_everything_is_every_kernel_a_program_can_name():

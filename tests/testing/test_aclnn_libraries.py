@@ -53,7 +53,8 @@ def test_a_product_has_its_own_cases(ours, monkeypatch, tmp_path, chip, product,
 def test_variances_in_place_of_invstd(ours, monkeypatch, tmp_path):
     monkeypatch.setenv(products.SAVE_INVSTD_VARIABLE, "variance")
     topics = ("values", "vectors", "special")
-    marks = " or ".join(f"case(topic='{topic}', kind='train', dtype='float32')" for topic in topics)
+    kinds = [(topic, dtype) for topic in topics for dtype in ("float32", "bfloat16")]
+    marks = " or ".join(f"case(topic='{t}', kind='train', dtype='{d}')" for t, d in kinds)
     status, said, rows = apart(ours / "libopapi.so", marks, tmp_path)
     assert status == 0, said
     assert {row["verdict"] for row in rows.values()} == {"passed"}

@@ -310,5 +310,7 @@ def test_the_oracle_refuses_rows_that_the_input_does_not_have():
     for row in (3, (2, 4), (2, 3, 4, 1)):
         with pytest.raises(ValueError, match=r"^normalized_shape: \(.*\); allowed: the last axes "):
             reference.layer_norm(x, row)
-    for row in (4, (4,), [3, 4], (2, 3, 4)):
+    with pytest.raises(ValueError, match=r"^normalized_shape: \(4, 4\); allowed: the last axes "):
+        reference.layer_norm(x[0, 0], (4, 4))
+    for row in (4, np.int64(4), (4,), [3, 4], (2, 3, 4)):
         assert reference.rms_norm(x, row)["output"].value.shape == x.shape

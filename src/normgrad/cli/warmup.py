@@ -93,7 +93,7 @@ def warmup(
                     try:
                         store.keep(unit, content)
                     except OSError as error:
-                        other = f"{cache.VARIABLE} names another folder"
+                        other = f"set {cache.VARIABLE} to a folder that can be written"
                         reason = f"kernels cannot be stored: {error}; {other}"
                         raise InputError("warmup", reason) from None
                     advance(unit)

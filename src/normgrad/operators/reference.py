@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -469,9 +470,13 @@ def group_norm_backward(
 
 def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
     """The axes of a row's elements."""
-    row = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    row: tuple[int, ...]
+    if isinstance(normalized_shape, Integral):
+        row = (int(normalized_shape),)
+    else:
+        row = tuple(normalized_shape)  # type: ignore[arg-type]  # Integral is not int to mypy
     over = tuple(range(input.ndim - len(row), input.ndim))
-    if row != tuple(input.shape[axis] for axis in over):
+    if len(row) > input.ndim or row != input.shape[input.ndim - len(row) :]:
         raise ValueError(
             f"normalized_shape: {row}; allowed: the last axes of input's shape {input.shape}"
         )

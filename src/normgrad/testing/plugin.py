@@ -99,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--bound: {bound:g}; allowed: a finite number above 0")
     path = config.getoption("xfails")
     config.stash[_EXPECTED] = _expected(Path(path)) if path else ()
-    config.stash[_CASES] = {each.device: _wanted(config, each) for each in loaded}
+    config.stash[_CASES] = _wanted(config, loaded)
     if not hasattr(config, "workerinput"):
         if path := config.getoption("csv"):
             _check_writable(Path(path))
@@ -134,16 +134,23 @@ def cases_on(config: pytest.Config) -> Mapping[str, Mapping[str, Case]]:
     return config.stash[_CASES]
 
 
-def _wanted(config: pytest.Config, subject: Implementation) -> dict[str, Case]:
-    """The cases of the operators that an implementation has, by their names as tests."""
+def _wanted(
+    config: pytest.Config, subjects: Iterable[Implementation]
+) -> dict[str, dict[str, Case]]:
+    """The cases of the operators that implementations have, by device and by name as a test."""
     only = config.getoption("case")
-    named = _named(subject, config.getoption("quick") and not only)
+    quick = config.getoption("quick") and not only
+    cases = {each.device: _named(each, quick) for each in subjects}
     if not only:
-        return named
-    if only not in named:
-        (close,) = difflib.get_close_matches(only, named, n=1, cutoff=0)
-        raise pytest.UsageError(f"--case: {only}; allowed: one of {len(named)}, such as {close}")
-    return {only: named[only]}
+        return cases
+    names = [name for named in cases.values() for name in named]
+    if only not in names:
+        (close,) = difflib.get_close_matches(only, names, n=1, cutoff=0)
+        raise pytest.UsageError(f"--case: {only}; allowed: one of {len(names)}, such as {close}")
+    return {
+        device: {name: case for name, case in named.items() if name == only}
+        for device, named in cases.items()
+    }
 
 
 def _end_of(report: pytest.TestReport) -> str:
@@ -270,11 +277,12 @@ class _Results:
             line(row)
         found = findings(judged)
         patterns = [pattern for pattern, _ in self._config.stash[_EXPECTED]]
-        unexpected = {
-            each.case
+        others = [
+            each
             for name, each in by_name.items()
-            if each.faults and not any(fnmatch.fnmatchcase(name, some) for some in patterns)
-        }
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+        unexpected = {each.case for each in others if each.faults}
         expected = [each for each in found if unexpected.isdisjoint(dict(each.found))]
         for level in Level:
             some = [each for each in found if each.level is level]
@@ -294,8 +302,11 @@ class _Results:
         line("")
         for pattern in self._unmatched(patterns):
             line(f"--xfails: no case has the name {pattern}")
-        bound: float | None = self._config.getoption("bound")
-        for text in _wrapped(conclusion(judged, found, expected, bound), ""):
+        said = conclusion(judged, found, expected)
+        if (bound := self._config.getoption("bound")) is not None:
+            more = sum(each.level is not Level.WRONG and each.beyond(bound) for each in others)
+            said += f"; --bound {bound:g} fails {more} more"
+        for text in _wrapped(said, ""):
             line(text)
 
     def _unmatched(self, patterns: Sequence[str]) -> list[str]:
@@ -321,12 +332,9 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def conclusion(
-    judged: Sequence[Judged],
-    found: Sequence[Finding],
-    expected: Sequence[Finding] = (),
-    bound: float | None = None,
+    judged: Sequence[Judged], found: Sequence[Finding], expected: Sequence[Finding] = ()
 ) -> str:
-    """What was found, in a sentence; ``bound`` is that of ``--bound``."""
+    """What was found, in a sentence."""
     words = Counter(each.word for each in judged)
     offered = len(judged) - words.pop("not offered", 0)
     passed = words.pop("passed", 0)
@@ -337,11 +345,7 @@ def conclusion(
     causes += f", {known} expected)" if known else ")" if number else ""
     others = "".join(f", {count} {word}" for word, count in words.items())
     cases = f"{offered} case{'s' if offered != 1 else ''} offered"
-    more = ""
-    if bound is not None:
-        number = sum(each.level is not Level.WRONG and each.beyond(bound) for each in judged)
-        more = f"; --bound {bound:g} fails {number} more"
-    return f"{cases}: {wrongs} wrong{causes}{others}, {passed} passed{more}"
+    return f"{cases}: {wrongs} wrong{causes}{others}, {passed} passed"
 
 
 def _table(judged: Sequence[Judged]) -> list[str]:

@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 from ..operators.by_name import PLANNED
-from ..support import cache, notices, threads, torch_build
+from ..support import notices, threads, torch_build
 from ..support.compilers import BuildError
 from ..support.settings import SettingError
 from ..tensors import frameworks
@@ -87,7 +87,6 @@ def build_and_load() -> None:
         try:
             torch_build.build()
         except (BuildError, SettingError, OSError) as error:
-            where = f"; {cache.VARIABLE} names another folder" if isinstance(error, OSError) else ""
-            _mention(f"not built: {error}{where}")
+            _mention(f"not built: {error}")
             return
     load()

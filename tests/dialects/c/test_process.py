@@ -336,8 +336,8 @@ def test_a_namespace_of_its_own(libraries, tmp_path):
         (
             "_search_path",
             lambda: [str(Path(os.__file__).parent)],
-            "the C libraries cannot start: ModuleNotFoundError: No module named 'normgrad' where "
-            "it was; `normgrad capi build` builds them for where it is",
+            "the C libraries cannot start: ModuleNotFoundError: No module named 'normgrad'; if it "
+            "has moved, build the C libraries again: `normgrad capi build`",
         ),
         ("_search_path", lambda: ["/nowhere"], "the C libraries cannot start: "),
     ],

@@ -219,8 +219,9 @@ bool announces(void);
 // Between these, what this thread does is shown as done at a place in the program.
 void enter_place(void *from);
 void leave_place(void);
-// Let queued work access memory before the program's thread does, without an order that
-// ThreadSanitizer sees: it remembers few accesses of a place, and so misses some that come last.
+// In a program for ThreadSanitizer, let queued work access memory before the program's thread does,
+// without an order that the sanitizer sees. It remembers only the last few accesses of a place: if
+// the program's copy and free came first, it would name the free. It waits at most 0.1 s a stream.
 void settle(void);
 struct event *new_event(bool can_order, bool has_time);
 void record(struct event *event, struct stream *stream);

@@ -201,7 +201,8 @@ static int phase_2(const struct call *call, const struct operator *operator, voi
         if (is_first)
             end_handle(call, handle);
         else
-            status = refuse(call, "executor: used already; allowed: a new one");
+            status = refuse(call, "executor: used already, by %s; allowed: a new one, from phase 1",
+                            call->function);
     }
     if (!status)
         status = run_job(call, on, &job);

@@ -26,7 +26,10 @@ from .. import functional
 from . import dependencies
 
 #: The names of norms' classes, but for those that say that there is none, or a parametrization's.
-NAMED = re.compile(r"(?<!No)(?<!Un)(?<!Spectral)(?<!Weight)(norm|Norm)(?!al|ed|Free)|^GRN|RMS")
+NAMED = re.compile(
+    r"(?<!No)(?<!NoRMS)(?<!Un)(?<!Spectral)(?<!Weight)(norm|Norm)(?!al|ed|Free)|^GRN"
+    r"|(?<![A-Z])RMS$"
+)
 #: The names of the attributes that hold weights, biases and the number added to the variance.
 WEIGHTS, BIASES = ("weight", "gamma", "scale"), ("bias", "beta")
 EPS = ("eps", "variance_epsilon", "epsilon")
