@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import io
 import os
@@ -12,10 +13,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree as Xml
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trials
 
+from normgrad import testing
+from normgrad.testing import plugin
 from normgrad.testing.plugin import COLUMNS
 
 pytestmark = pytest.mark.every_case
@@ -121,7 +125,18 @@ def test_one_test_by_its_name():
     assert (status, said.splitlines()[-1][:9]) == (0, "1 passed "), said
 
 
-def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own():
+def test_a_case_of_one_of_several_devices_is_found_by_its_name():
+    subject = testing.load("normgrad")
+    other = copy.copy(subject)
+    other.device = "cuda:0"
+    case = "plain/stats/3x4x5/float32/contiguous"
+    for name, device in ((case, "cpu"), (f"{case}/cuda:0", "cuda:0")):
+        options = SimpleNamespace(getoption={"case": name, "quick": False}.get)
+        wanted = plugin._wanted(options, (subject, other))
+        assert {each: [*cases] for each, cases in wanted.items() if cases} == {device: [name]}
+
+
+def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own(tmp_path):
     chosen = ("--quick", "-m", MASKS)
     status, said = under_pytest("tried_operators:Inexact", *chosen)
     assert status == 0
@@ -133,6 +148,11 @@ def test_errors_within_what_plain_code_gives_fail_only_by_a_bound_of_one_s_own()
         failed = re.search(r"\n(\d+) failed, ", said)
         report = " ".join(said.split())
         assert f"; --bound {bound:g} fails {failed[1] if failed else 0} more " in report
+    (tmp_path / "xfails.txt").write_text("masks/*")
+    more = ("--bound", 1.5, "--xfails", tmp_path / "xfails.txt")
+    status, said = under_pytest("tried_operators:Inexact", *chosen, *more)
+    assert status == 0
+    assert "; --bound 1.5 fails 0 more " in " ".join(said.split())
 
 
 def test_cases_that_are_expected_to_fail(tmp_path):
