@@ -92,7 +92,7 @@ DIFFERENCES = (
     Difference(
         "BatchNormBackward with format ND and 4 or 5 axes: the document pairs 4 with NCHW and 5 "
         "with NCDHW, and a device (910B) has returned 561103",
-        "MindAct, issue 2539",
+        "MindAct, bug report 2539",
         _formats,
     ),
     Difference(
