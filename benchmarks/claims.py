@@ -3,8 +3,9 @@
     python benchmarks/claims.py [--write]
 
 :data:`CLAIMS` has sentences, with {} for each figure, and what computes the figures from the files
-or the code; :func:`tables` has tables. The script prints what differs, and its exit status is 1 if anything
-does. With --write it also corrects the sentences and the tables of ``benchmarks/measure.py report``.
+or the code; :func:`tables` has tables. The script prints what differs, and its exit status is 1 if
+anything does. With --write it also corrects the sentences and the tables of
+``benchmarks/measure.py report``.
 """
 
 from __future__ import annotations

@@ -224,6 +224,12 @@ def test_a_crash_fails_one_test_and_the_others_go_on(tmp_path, monkeypatch):
     assert passed > failed > 0
 
 
+def test_a_process_whose_end_is_unknown_is_what_xdist_says_of_it():
+    """As where its way to the process is no longer the one that is known."""
+    report = SimpleNamespace(longrepr="worker 'gw0' crashed while running a test\nmore")
+    assert plugin._end_of(report) == "worker 'gw0' crashed while running a test"
+
+
 def test_a_hang_fails_one_test(tmp_path):
     mask = "masks/train/3x4x5x6/float32/contiguous/mask=000"
     status, said, _ = apart(

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -470,11 +469,7 @@ def group_norm_backward(
 
 def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
     """The axes of a row's elements."""
-    row: tuple[int, ...]
-    if isinstance(normalized_shape, Integral):
-        row = (int(normalized_shape),)
-    else:
-        row = tuple(normalized_shape)  # type: ignore[arg-type]  # Integral is not int to mypy
+    row = tuple(int(size) for size in np.atleast_1d(normalized_shape))
     over = tuple(range(input.ndim - len(row), input.ndim))
     if len(row) > input.ndim or row != input.shape[input.ndim - len(row) :]:
         raise ValueError(

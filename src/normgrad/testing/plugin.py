@@ -277,11 +277,8 @@ class _Results:
             line(row)
         found = findings(judged)
         patterns = [pattern for pattern, _ in self._config.stash[_EXPECTED]]
-        others = [
-            each
-            for name, each in by_name.items()
-            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        ]
+        known = {name for pattern in patterns for name in fnmatch.filter(by_name, pattern)}
+        others = [each for name, each in by_name.items() if name not in known]
         unexpected = {each.case for each in others if each.faults}
         expected = [each for each in found if unexpected.isdisjoint(dict(each.found))]
         for level in Level:

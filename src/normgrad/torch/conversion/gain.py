@@ -101,7 +101,7 @@ class Estimate(NamedTuple):
         if self.conversion.left:
             lines.append(f"converted  {self.conversion}")
         longer = sum(max(gain.stock, gain.converted) for gain in self.layers.values())
-        of_norms = self._doubt * self.stock / longer if longer else 0.0
+        of_norms = self._doubt / longer if longer else 0.0
         if max(self.spread, of_norms) > timing.NOISY:
             lines.append(
                 f"noise      the steps' times spread by {self.spread:.0%}, the norms' by "
@@ -112,8 +112,8 @@ class Estimate(NamedTuple):
 
     @property
     def _doubt(self) -> float:
-        """By how much of the stock step's time ``gain`` may be wrong."""
-        return sum(gain.spread for gain in self.layers.values()) / self.stock
+        """By how many seconds the norms' times may be wrong."""
+        return sum(gain.spread for gain in self.layers.values())
 
     def _verdict(self) -> str:
         better = "measure on an idle machine"
@@ -125,7 +125,7 @@ class Estimate(NamedTuple):
             return f"none: the norms took longer than a whole step; {better}"
         if self.spread > timing.NOISY:
             return f"none: the steps' times differ too much; {better}"
-        if self._doubt > max(abs(self.gain), LEAST_GAIN):
+        if self._doubt / self.stock > max(abs(self.gain), LEAST_GAIN):
             return f"none: the norms' times differ too much; {better}"
         of_step = 1 - self.converted / self.stock
         if abs(self.gain - of_step) > max(self.spread, LEAST_GAIN) and self.gain * of_step < 0:
@@ -187,7 +187,8 @@ def estimate(
         models = revert(copy_of(module)), convert(revert(copy_of(module)))
     tensors = [*module.parameters(), *pytree.tree_leaves((example, kwargs))]
     on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in tensors)
-    stopwatch = _on_gpu if on_gpu else _Stopwatch()
+    on_cpu = _Stopwatch()
+    stopwatch = _on_gpu if on_gpu else on_cpu
     positional, keywords = pytree.tree_map_only(Tensor, like, (example, kwargs))
     steps = {
         name: partial(_step, model, _arguments(positional, varying_axis), keywords)
@@ -210,7 +211,7 @@ def estimate(
         conversion=converted(models[1]),
         spread=times.spread,
         threads=1 if on_gpu else torch.get_num_threads(),
-        waited=stopwatch.waited if isinstance(stopwatch, _Stopwatch) else 0.0,
+        waited=on_cpu.waited,
     )
 
 
