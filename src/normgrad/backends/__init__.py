@@ -1,4 +1,4 @@
-"""The backends, each of which turns a :class:`.problem.Problem` into a schedule."""
+"""The backends, each of which turns a :class:`.declarations.problem.Problem` into a schedule."""
 
 from __future__ import annotations
 

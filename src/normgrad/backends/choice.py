@@ -98,8 +98,8 @@ class _Triton:
 
 #: The interface that a plan uses: ``build`` makes the schedule for a problem; ``computes`` says
 #: whether that has anything to run; ``runner`` makes its runner, whose ``run`` computes on
-#: addresses in the order of :class:`.problem.Role`. Schedules start their part of a workspace at a
-#: multiple of ``alignment`` bytes.
+#: addresses in the order of :class:`.declarations.problem.Role`. Schedules start their part of a
+#: workspace at a multiple of ``alignment`` bytes.
 Backend = _Cpu | _Triton
 
 _cpu = cache(_Cpu)

@@ -69,11 +69,11 @@ class Plan:
         device: str = devices.CPU,
         read_next: bool = False,
     ) -> None:
-        """Prepare the operator for specs that :func:`.contract.check` accepts.
+        """Prepare the operator for specs that :func:`.declarations.contract.check` accepts.
 
         ``outputs`` are the specs of the outputs to compute. ``names`` are other names of inputs and
         outputs, which :meth:`run` uses in its messages. ``read_next`` is as in
-        :class:`.problem.Problem`.
+        :class:`.declarations.problem.Problem`.
         """
         names = names or {}
         present = contract.present_inputs(operator, options, specs)
