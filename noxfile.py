@@ -138,6 +138,19 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def types(session: nox.Session) -> None:
+    """pyright, beside PyTorch, on the types of results and on the documents' Python."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    session.install("-r", "requirements/triton.txt", "pyright[nodejs]==1.1.414")
+    pages = Path(session.create_tmp()).resolve() / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    session.run("python", "tests/typed_pages.py", str(pages))
+    results = Path("tests/tensors/test_types.py").resolve()
+    with session.chdir(pages):  # where it looks for what pages import from their own files
+        session.run("pyright", str(results), ".")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documents' site, in build/site; a warning is an error."""
     # The linters' ruff sets the signatures.

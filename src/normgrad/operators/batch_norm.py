@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic
+
+from typing_extensions import NamedTuple
 
 from ..declarations.contract import (
     GRAD_INPUT,
@@ -18,17 +20,17 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
-from ..tensors.specs import Tensor
+from ..tensors.specs import MaybeNone, Tensor, TensorT
 
 
-class BatchNormOutput(NamedTuple):
+class BatchNormOutput(NamedTuple, Generic[TensorT]):
     """The result of :func:`batch_norm`; in evaluation all entries but the output are None."""
 
-    output: Any
-    mean: Any
-    invstd: Any
-    running_mean: Any
-    running_var: Any
+    output: TensorT
+    mean: TensorT | MaybeNone
+    invstd: TensorT | MaybeNone
+    running_mean: TensorT | MaybeNone
+    running_var: TensorT | MaybeNone
 
 
 BATCH_NORM = Operator(
@@ -53,7 +55,7 @@ BATCH_NORM = Operator(
 
 
 def batch_norm(
-    input: Tensor,
+    input: TensorT,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     running_mean: Tensor | None = None,
@@ -65,7 +67,7 @@ def batch_norm(
     channel_axis: int = 1,
     out: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
     | None = None,
-) -> BatchNormOutput:
+) -> BatchNormOutput[TensorT]:
     """Batch norm's forward pass.
 
     In training, with Σ over every axis but the channels' and m the number of elements per channel::
@@ -115,15 +117,15 @@ def batch_norm(
     """
     choices = (training, momentum, eps, channel_axis)
     tensors = (input, weight, bias, running_mean, running_var)
-    return call(BATCH_NORM, tensors, out, choices)  # type: ignore[no-any-return]
+    return call(BATCH_NORM, tensors, out, choices)
 
 
-class BatchNormGradients(NamedTuple):
+class BatchNormGradients(NamedTuple, Generic[TensorT]):
     """The result of :func:`batch_norm_backward`; entries that are masked off are None."""
 
-    grad_input: Any
-    grad_weight: Any
-    grad_bias: Any
+    grad_input: TensorT | MaybeNone
+    grad_weight: TensorT | MaybeNone
+    grad_bias: TensorT | MaybeNone
 
 
 #: The parameter gradients take the dtype of the first of these inputs that is present.
@@ -152,7 +154,7 @@ BATCH_NORM_BACKWARD = Operator(
 
 def batch_norm_backward(
     grad_out: Tensor,
-    input: Tensor,
+    input: TensorT,
     weight: Tensor | None = None,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -164,7 +166,7 @@ def batch_norm_backward(
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     channel_axis: int = 1,
     out: Sequence[Tensor | None] | None = None,
-) -> BatchNormGradients:
+) -> BatchNormGradients[TensorT]:
     """The gradients of batch norm.
 
     With Σ over every axis but the channels', and m elements per channel, in training, where
@@ -209,4 +211,4 @@ def batch_norm_backward(
     """
     choices = (training, eps, output_mask, channel_axis)
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
-    return call(BATCH_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]
+    return call(BATCH_NORM_BACKWARD, tensors, out, choices)

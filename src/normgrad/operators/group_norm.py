@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic
+
+from typing_extensions import NamedTuple
 
 from ..declarations.contract import (
     GRAD_INPUT,
@@ -17,15 +19,15 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
-from ..tensors.specs import Tensor
+from ..tensors.specs import MaybeNone, Tensor, TensorT
 
 
-class GroupNormOutput(NamedTuple):
+class GroupNormOutput(NamedTuple, Generic[TensorT]):
     """The result of :func:`group_norm`."""
 
-    output: Any
-    mean: Any
-    rstd: Any
+    output: TensorT
+    mean: TensorT
+    rstd: TensorT
 
 
 GROUP_NORM = Operator(
@@ -47,7 +49,7 @@ GROUP_NORM = Operator(
 
 
 def group_norm(
-    input: Tensor,
+    input: TensorT,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *,
@@ -55,7 +57,7 @@ def group_norm(
     eps: float = 1e-5,
     channel_axis: int = 1,
     out: Sequence[Tensor | None] | None = None,
-) -> GroupNormOutput:
+) -> GroupNormOutput[TensorT]:
     """Group norm's forward pass.
 
     ``input`` is (N, C, ...), HxW the product of the rest, and channel c belongs to group
@@ -90,15 +92,15 @@ def group_norm(
             outputs, a PyTorch tensor that requires a gradient, which would be lost.
     """
     choices = (num_groups, eps, channel_axis)
-    return call(GROUP_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]
+    return call(GROUP_NORM, (input, weight, bias), out, choices)
 
 
-class GroupNormGradients(NamedTuple):
+class GroupNormGradients(NamedTuple, Generic[TensorT]):
     """The result of :func:`group_norm_backward`; entries that are masked off are None."""
 
-    grad_input: Any
-    grad_weight: Any
-    grad_bias: Any
+    grad_input: TensorT | MaybeNone
+    grad_weight: TensorT | MaybeNone
+    grad_bias: TensorT | MaybeNone
 
 
 #: The parameter gradients take the dtype of the first of these inputs that is present.
@@ -126,7 +128,7 @@ GROUP_NORM_BACKWARD = Operator(
 
 def group_norm_backward(
     grad_out: Tensor,
-    input: Tensor,
+    input: TensorT,
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None = None,
@@ -135,7 +137,7 @@ def group_norm_backward(
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     channel_axis: int = 1,
     out: Sequence[Tensor | None] | None = None,
-) -> GroupNormGradients:
+) -> GroupNormGradients[TensorT]:
     """The gradients of group norm.
 
     With C, D and groups as in :func:`group_norm`, and x̂ = (x − mean)·rstd::
@@ -170,4 +172,4 @@ def group_norm_backward(
     """
     choices = (num_groups, output_mask, channel_axis)
     tensors = (grad_out, input, mean, rstd, weight)
-    return call(GROUP_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]
+    return call(GROUP_NORM_BACKWARD, tensors, out, choices)

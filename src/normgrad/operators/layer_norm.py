@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic
+
+from typing_extensions import NamedTuple
 
 from ..declarations.contract import (
     GRAD_INPUT,
@@ -17,15 +19,15 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
-from ..tensors.specs import Tensor
+from ..tensors.specs import MaybeNone, Tensor, TensorT
 
 
-class LayerNormOutput(NamedTuple):
+class LayerNormOutput(NamedTuple, Generic[TensorT]):
     """The result of :func:`layer_norm`."""
 
-    output: Any
-    mean: Any
-    rstd: Any
+    output: TensorT
+    mean: TensorT
+    rstd: TensorT
 
 
 LAYER_NORM = Operator(
@@ -47,14 +49,14 @@ LAYER_NORM = Operator(
 
 
 def layer_norm(
-    input: Tensor,
+    input: TensorT,
     normalized_shape: int | tuple[int, ...],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
     out: Sequence[Tensor | None] | None = None,
-) -> LayerNormOutput:
+) -> LayerNormOutput[TensorT]:
     """Layer norm's forward pass.
 
     The last axes of ``input`` have the sizes ``normalized_shape``; a *row* consists of their
@@ -86,15 +88,15 @@ def layer_norm(
             tensor that requires a gradient, which would be lost.
     """
     choices = (normalized_shape, eps)
-    return call(LAYER_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]
+    return call(LAYER_NORM, (input, weight, bias), out, choices)
 
 
-class LayerNormGradients(NamedTuple):
+class LayerNormGradients(NamedTuple, Generic[TensorT]):
     """The result of :func:`layer_norm_backward`; entries that are masked off are None."""
 
-    grad_input: Any
-    grad_weight: Any
-    grad_bias: Any
+    grad_input: TensorT | MaybeNone
+    grad_weight: TensorT | MaybeNone
+    grad_bias: TensorT | MaybeNone
 
 
 #: The parameter gradients take the dtype of the first of these inputs that is present.
@@ -122,7 +124,7 @@ LAYER_NORM_BACKWARD = Operator(
 
 def layer_norm_backward(
     grad_out: Tensor,
-    input: Tensor,
+    input: TensorT,
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None = None,
@@ -130,7 +132,7 @@ def layer_norm_backward(
     normalized_shape: int | tuple[int, ...],
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     out: Sequence[Tensor | None] | None = None,
-) -> LayerNormGradients:
+) -> LayerNormGradients[TensorT]:
     """The gradients of layer norm.
 
     With Σ over a row's M elements (see :func:`layer_norm`) and x̂ = (x − mean)·rstd::
@@ -164,4 +166,4 @@ def layer_norm_backward(
     """
     choices = (normalized_shape, output_mask)
     tensors = (grad_out, input, mean, rstd, weight)
-    return call(LAYER_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]
+    return call(LAYER_NORM_BACKWARD, tensors, out, choices)

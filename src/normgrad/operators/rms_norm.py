@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic
+
+from typing_extensions import NamedTuple
 
 from ..declarations.contract import (
     GRAD_INPUT,
@@ -17,16 +19,16 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
-from ..tensors.specs import Tensor
+from ..tensors.specs import MaybeNone, Tensor, TensorT
 
 _WEIGHT = Input("weight", Kind.POSITION, Role.WEIGHT)
 
 
-class RmsNormOutput(NamedTuple):
+class RmsNormOutput(NamedTuple, Generic[TensorT]):
     """The result of :func:`rms_norm`."""
 
-    output: Any
-    rstd: Any
+    output: TensorT
+    rstd: TensorT
 
 
 RMS_NORM = Operator(
@@ -42,13 +44,13 @@ RMS_NORM = Operator(
 
 
 def rms_norm(
-    input: Tensor,
+    input: TensorT,
     normalized_shape: int | tuple[int, ...],
     weight: Tensor | None = None,
     *,
     eps: float | None = None,
     out: Sequence[Tensor | None] | None = None,
-) -> RmsNormOutput:
+) -> RmsNormOutput[TensorT]:
     """RMS norm's forward pass.
 
     With Σ over a row's M elements, as in :func:`layer_norm`::
@@ -79,14 +81,14 @@ def rms_norm(
         ValueError: a wrong shape or eps, a device, read-only or overlapping outputs, a PyTorch
             tensor that requires a gradient, which would be lost.
     """
-    return call(RMS_NORM, (input, weight), out, (normalized_shape, eps))  # type: ignore[no-any-return]
+    return call(RMS_NORM, (input, weight), out, (normalized_shape, eps))
 
 
-class RmsNormGradients(NamedTuple):
+class RmsNormGradients(NamedTuple, Generic[TensorT]):
     """The result of :func:`rms_norm_backward`; entries that are masked off are None."""
 
-    grad_input: Any
-    grad_weight: Any
+    grad_input: TensorT | MaybeNone
+    grad_weight: TensorT | MaybeNone
 
 
 RMS_NORM_BACKWARD = Operator(
@@ -105,14 +107,14 @@ RMS_NORM_BACKWARD = Operator(
 
 def rms_norm_backward(
     grad_out: Tensor,
-    input: Tensor,
+    input: TensorT,
     rstd: Tensor,
     weight: Tensor | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
     output_mask: tuple[bool, bool] = (True, True),
     out: Sequence[Tensor | None] | None = None,
-) -> RmsNormGradients:
+) -> RmsNormGradients[TensorT]:
     """The gradients of RMS norm.
 
     With Σ over a row's M elements (see :func:`rms_norm`) and x̂ = x·rstd::
@@ -145,4 +147,4 @@ def rms_norm_backward(
     """
     choices = (normalized_shape, output_mask)
     tensors = (grad_out, input, rstd, weight)
-    return call(RMS_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]
+    return call(RMS_NORM_BACKWARD, tensors, out, choices)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic
+
+from typing_extensions import NamedTuple
 
 from ..declarations.contract import (
     GRAD_INPUT,
@@ -18,14 +20,14 @@ from ..declarations.contract import (
 )
 from ..declarations.problem import Role
 from ..plans.calls import call
-from ..tensors.specs import Tensor
+from ..tensors.specs import MaybeNone, Tensor, TensorT
 
 
-class BatchNormStatistics(NamedTuple):
+class BatchNormStatistics(NamedTuple, Generic[TensorT]):
     """The result of :func:`batch_norm_stats`."""
 
-    mean: Any
-    invstd: Any
+    mean: TensorT
+    invstd: TensorT
 
 
 BATCH_NORM_STATS = Operator(
@@ -41,12 +43,12 @@ BATCH_NORM_STATS = Operator(
 
 
 def batch_norm_stats(
-    input: Tensor,
+    input: TensorT,
     *,
     eps: float = 1e-5,
     channel_axis: int = 1,
     out: Sequence[Tensor | None] | None = None,
-) -> BatchNormStatistics:
+) -> BatchNormStatistics[TensorT]:
     """The mean and 1/sqrt(var + eps) of every channel of a batch.
 
     With Σ over every axis but the channels', and m the number of elements per channel::
@@ -73,16 +75,16 @@ def batch_norm_stats(
         ValueError: a wrong shape or eps, a device, read-only or overlapping outputs, a PyTorch
             tensor that requires a gradient, which would be lost.
     """
-    return call(BATCH_NORM_STATS, (input,), out, (eps, channel_axis))  # type: ignore[no-any-return]
+    return call(BATCH_NORM_STATS, (input,), out, (eps, channel_axis))
 
 
-class GatheredStatistics(NamedTuple):
+class GatheredStatistics(NamedTuple, Generic[TensorT]):
     """The result of :func:`batch_norm_gather_stats_with_counts`."""
 
-    mean: Any
-    invstd: Any
-    running_mean: Any
-    running_var: Any
+    mean: TensorT
+    invstd: TensorT
+    running_mean: TensorT | MaybeNone
+    running_var: TensorT | MaybeNone
 
 
 BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
@@ -106,7 +108,7 @@ BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
 
 
 def batch_norm_gather_stats_with_counts(
-    input: Tensor,
+    input: TensorT,
     mean: Tensor,
     invstd: Tensor,
     running_mean: Tensor | None,
@@ -116,7 +118,7 @@ def batch_norm_gather_stats_with_counts(
     momentum: float = 0.1,
     eps: float = 1e-5,
     out: Sequence[Tensor | None] | None = None,
-) -> GatheredStatistics:
+) -> GatheredStatistics[TensorT]:
     """The mean and 1/sqrt(var + eps) of a batch that is spread over ranks, from those of each rank.
 
     With n the sum of the ranks' counts nₖ, and μₖ and rₖ their statistics::
@@ -157,9 +159,7 @@ def batch_norm_gather_stats_with_counts(
     """
     choices = (momentum, eps)
     tensors = (input, mean, invstd, running_mean, running_var, counts)
-    return call(  # type: ignore[no-any-return]
-        BATCH_NORM_GATHER_STATS_WITH_COUNTS, tensors, out, choices
-    )
+    return call(BATCH_NORM_GATHER_STATS_WITH_COUNTS, tensors, out, choices)
 
 
 BATCH_NORM_ELEMT = Operator(
@@ -177,7 +177,7 @@ BATCH_NORM_ELEMT = Operator(
 
 
 def batch_norm_elemt(
-    input: Tensor,
+    input: TensorT,
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
@@ -185,7 +185,7 @@ def batch_norm_elemt(
     *,
     channel_axis: int = 1,
     out: Tensor | None = None,
-) -> Any:
+) -> TensorT:
     """The element-wise part of batch norm's forward pass::
 
         output = weight·invstd·(x − mean) + bias
@@ -209,13 +209,13 @@ def batch_norm_elemt(
     return call(BATCH_NORM_ELEMT, (input, weight, bias, mean, invstd), out, (channel_axis,))
 
 
-class BatchNormReductions(NamedTuple):
+class BatchNormReductions(NamedTuple, Generic[TensorT]):
     """The result of :func:`batch_norm_backward_reduce`; entries not computed are None."""
 
-    sum_dy: Any
-    sum_dy_xmu: Any
-    grad_weight: Any
-    grad_bias: Any
+    sum_dy: TensorT | MaybeNone
+    sum_dy_xmu: TensorT | MaybeNone
+    grad_weight: TensorT | MaybeNone
+    grad_bias: TensorT | MaybeNone
 
 
 #: The parameter gradients take the dtype of the first of these inputs that is present.
@@ -243,7 +243,7 @@ BATCH_NORM_BACKWARD_REDUCE = Operator(
 
 def batch_norm_backward_reduce(
     grad_out: Tensor,
-    input: Tensor,
+    input: TensorT,
     mean: Tensor,
     invstd: Tensor,
     weight: Tensor | None = None,
@@ -253,7 +253,7 @@ def batch_norm_backward_reduce(
     bias_g: bool = True,
     channel_axis: int = 1,
     out: Sequence[Tensor | None] | None = None,
-) -> BatchNormReductions:
+) -> BatchNormReductions[TensorT]:
     """The local part of synchronised batch norm's gradients: sums over this rank's batch.
 
     With Σ over every axis but the channels'::
@@ -286,7 +286,7 @@ def batch_norm_backward_reduce(
     """
     choices = (input_g, weight_g, bias_g, channel_axis)
     tensors = (grad_out, input, mean, invstd, weight)
-    return call(BATCH_NORM_BACKWARD_REDUCE, tensors, out, choices)  # type: ignore[no-any-return]
+    return call(BATCH_NORM_BACKWARD_REDUCE, tensors, out, choices)
 
 
 BATCH_NORM_BACKWARD_ELEMT = Operator(
@@ -308,7 +308,7 @@ BATCH_NORM_BACKWARD_ELEMT = Operator(
 
 def batch_norm_backward_elemt(
     grad_out: Tensor,
-    input: Tensor,
+    input: TensorT,
     mean: Tensor,
     invstd: Tensor,
     weight: Tensor | None,
@@ -318,7 +318,7 @@ def batch_norm_backward_elemt(
     *,
     channel_axis: int = 1,
     out: Tensor | None = None,
-) -> Any:
+) -> TensorT:
     """The element-wise part of synchronised batch norm's gradients.
 
     With n the sum of all elements of ``count``::

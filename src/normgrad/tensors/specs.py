@@ -8,13 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy.typing as npt
 
 from ..support.values import describe, represent
 from . import dtypes
 from .dtypes import DType
 from .strides import Region, contiguous_strides, divides, extent, used_strides
 from .symbolic import SymInt
+
+if TYPE_CHECKING:
+    import torch
 
 #: The tensors that operators take, in messages.
 KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
@@ -25,6 +30,16 @@ class Tensor(Protocol):
 
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+#: The type of a call's ``input``, and so of its results. NumPy's arrays are of any shape and dtype,
+#: since results may have others than the input. PyTorch's tensor comes first: where PyTorch is not
+#: installed, its type is unknown, and only in this order do type checkers still find NumPy's.
+TensorT = TypeVar("TensorT", "torch.Tensor", npt.NDArray[Any], Tensor)
+#: The other type of a result that a call's options may turn off, so that it is None. It is Any, so
+#: that type checkers do not ask whoever knows the options to check for None.
+MaybeNone: TypeAlias = Any
 
 #: The maximum size of a tensor in bytes, since kernels compute with 64-bit sizes and offsets.
 _MOST_BYTES = 2**62

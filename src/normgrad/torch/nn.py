@@ -120,7 +120,7 @@ def _batch_norm(
 class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     """The common base of the batch norms; each also inherits from PyTorch's class."""
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         """Compute batch norm."""
         return leaf(self, input) if isinstance(input, Proxy) else _batch_norm(self, input)
 
@@ -140,7 +140,7 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 class GroupNorm(Ours, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` by normgrad: (N, C, ...)."""
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         """Compute group norm."""
         if isinstance(input, Proxy):
             return leaf(self, input)
@@ -151,7 +151,7 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
 class LayerNorm(Ours, torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` by normgrad: the last axes are ``normalized_shape``."""
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         """Compute layer norm."""
         if isinstance(input, Proxy):
             return leaf(self, input)
@@ -162,7 +162,7 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
 class RMSNorm(Ours, torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` by normgrad: the last axes are ``normalized_shape``."""
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """Compute RMS norm; PyTorch's layer has this name for its input."""
         if isinstance(x, Proxy):
             return leaf(self, x)
@@ -172,7 +172,7 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     """The common base of the instance norms; each also inherits from PyTorch's class."""
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         """Compute instance norm."""
         if isinstance(input, Proxy):
             return leaf(self, input)
@@ -237,7 +237,7 @@ class SyncBatchNorm(_BatchNorm):
 
     _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         """Compute batch norm of all ranks' batches together."""
         if isinstance(input, Proxy):
             return leaf(self, input)

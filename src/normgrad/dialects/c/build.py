@@ -63,7 +63,9 @@ _FLAGS = (
 SANITIZERS = ("thread", "address", "undefined")
 
 #: The packages that the libraries import besides the standard library.
-_PACKAGES = ("normgrad", "numpy", "llvmlite", "ml_dtypes", "platformdirs")
+_PACKAGES = (
+    "normgrad", "numpy", "llvmlite", "ml_dtypes", "platformdirs", "typing_extensions",
+)  # fmt: skip
 #: The package that compiles kernels, where there is none for this processor.
 _COMPILER = "numba"
 
