@@ -21,6 +21,16 @@ def _markdown(text: str) -> str:
 class Markdown(griffe.Extension):
     """Rewrites every docstring once it is loaded."""
 
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """List an enumeration's members that have no docstrings, a line each.
+
+        By itself each would have a heading and a block of code.
+        """
+        members = [each for each in cls.attributes.values() if not each.docstring]
+        if {"Enum", "IntEnum"} & {*map(str, cls.bases)} and cls.docstring is not None:
+            lines = "\n".join(f"    {each.name} = {each.value}" for each in members)
+            cls.docstring.value += f"\n\n{lines}\n"
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite one object's docstring."""
         if obj.docstring is not None:
