@@ -268,7 +268,7 @@ def package(session: nox.Session) -> None:
             commands += [
                 ("normgrad", "info"),
                 ("pip", "install", "--quiet", "-r", torch),
-                ("python", programs[1]),
+                ("python", programs[1], "--limit"),
                 ("python", "-c", "import normgrad.torch; print(normgrad.torch.build())"),
                 ("pip", "install", "--quiet", f"{archive}[compile]"),
                 ("python", programs[0], "compare"),
