@@ -49,8 +49,10 @@ def _newest() -> tuple[Results, Path]:
     return max(_load(report.RUNS), key=lambda run: run[0].facts["date"])
 
 
-def _means(operators: tuple[Operator, ...], layouts: tuple[Layout, ...]) -> tuple[str, str]:
-    """The least and the greatest of the README's means: machines' by layout, large, one thread."""
+def _means(
+    operators: tuple[Operator, ...], layouts: tuple[Layout, ...], large: bool = True
+) -> tuple[str, str]:
+    """The least and the greatest of the README's means: machines' by layout, one thread."""
     means = []
     for run in _runs():
         for layout in layouts:
@@ -58,7 +60,7 @@ def _means(operators: tuple[Operator, ...], layouts: tuple[Layout, ...]) -> tupl
                 row.figure("torch", "ours")
                 for row in run.rows
                 if row.threads == 1 and row.case.operator in operators and row.case.layout is layout
-                if row.case.elements >= targets.LARGE_LAYER
+                if (row.case.elements >= targets.LARGE_LAYER) is large
             ]
             means.append(statistics.geometric_mean(figures))
     return f"{min(means):.1f}", f"{max(means):.1f}"
@@ -78,6 +80,13 @@ def _large() -> tuple[str, ...]:
         *_means(group, _BOTH[1:]),
         *_means(_RMS, _BOTH[:1]),
     )
+
+
+def _small() -> tuple[str, ...]:
+    """The least and the greatest of the README's means of smaller contiguous layers."""
+    kinds = ((Operator.LAYER_BATCH_NORM, Operator.LAYER_EVAL), (Operator.LAYER_GROUP_NORM,))
+    means = [mean for each in kinds for mean in _means(each, _BOTH[:1], large=False)]
+    return min(means), max(means)
 
 
 def _all_large() -> tuple[str, ...]:
@@ -176,6 +185,13 @@ def _capi() -> tuple[str, ...]:
 
 
 CLAIMS = (
+    Claim(
+        {
+            "README.md": "Smaller contiguous layers are {} to {} times as fast.",
+            "README.zh-CN.md": "张量更小、连续存储的层是 {} 到 {} 倍。",
+        },
+        _small,
+    ),
     Claim(
         {
             "README.md": "`BatchNorm2d` trains {} to {} times as fast as PyTorch 2.13's, "

@@ -115,10 +115,12 @@ def keep(rows: list[_Row]) -> None:
     """Replace a set's rows in this machine's file."""
     cpu = info.cpu_name()
     path = Path("benchmarks", "results", f"models-{results.slug(cpu)}.csv")
-    others = results.read_table(path)[1] if path.exists() else []
+    earlier, others = results.read_table(path) if path.exists() else ({}, [])
     kept = [row for row in others if row["set"] != rows[0]["set"]]
     command = "python " + " ".join(["benchmarks/worth.py", *sys.argv[1:]])
-    facts = results.facts(cpu, command) | {"threads": str(torch.get_num_threads())}
+    commands = [each for each in earlier["command"].split("; ") if each != command] if kept else []
+    facts = results.facts(cpu, "; ".join([*commands, command]))
+    facts["threads"] = str(torch.get_num_threads())
     results.write(path, results.table_of(facts, [*kept, *rows]))
 
 

@@ -22,14 +22,21 @@ class Markdown(griffe.Extension):
     """Rewrites every docstring once it is loaded."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """List an enumeration's members that have no docstrings, a line each.
+        """List the members of an enumeration and the fields of a named tuple, a line each.
 
-        By itself each would have a heading and a block of code.
+        By itself each would have a heading and a block of code, or be left out for want of a
+        docstring.
         """
-        members = [each for each in cls.attributes.values() if not each.docstring]
-        if {"Enum", "IntEnum"} & {*map(str, cls.bases)} and cls.docstring is not None:
-            lines = "\n".join(f"    {each.name} = {each.value}" for each in members)
-            cls.docstring.value += f"\n\n{lines}\n"
+        bases = {str(base).partition("[")[0] for base in cls.bases}
+        listed = [each for each in cls.attributes.values() if not each.docstring]
+        if bases & {"Enum", "IntEnum"}:
+            lines = [f"{each.name} = {each.value}" for each in listed]
+        elif "NamedTuple" in bases and "Attributes:" not in getattr(cls.docstring, "value", ""):
+            lines = [f"{each.name}: {each.annotation}" for each in listed]
+        else:
+            return
+        if cls.docstring is not None and lines:
+            cls.docstring.value += "\n\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite one object's docstring."""

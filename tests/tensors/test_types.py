@@ -100,6 +100,20 @@ class _Producer:
         return self._array.__dlpack__()
 
 
+def test_either() -> None:
+    """What may be an array or a tensor is told apart before the call."""
+    pytest.importorskip("torch")
+    import torch
+
+    def rstd(x: torch.Tensor | Array) -> tuple[int, ...]:
+        if isinstance(x, np.ndarray):
+            return assert_type(ng.layer_norm(x, 4), ng.LayerNormOutput[Array]).rstd.shape
+        result = assert_type(ng.layer_norm(x, 4), ng.LayerNormOutput[torch.Tensor])
+        return tuple(result.rstd.shape)
+
+    assert rstd(torch.zeros(2, 4)) == rstd(np.zeros((2, 4))) == (2, 1)
+
+
 def test_producers() -> None:
     """Results have what from_dlpack takes: which type they are, the array namespace decides."""
     result = assert_type(

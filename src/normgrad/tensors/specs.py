@@ -35,7 +35,8 @@ class Tensor(Protocol):
 
 #: The type of a call's ``input``, and so of its results. NumPy's arrays are of any shape and dtype,
 #: since results may have others than the input. PyTorch's tensor comes first: where PyTorch is not
-#: installed, its type is unknown, and only in this order do type checkers still find NumPy's.
+#: installed, its type is unknown, so that anything passes for one, and only in this order do type
+#: checkers still find NumPy's.
 TensorT = TypeVar("TensorT", "torch.Tensor", npt.NDArray[Any], Tensor)
 #: The other type of a result that a call's options may turn off, so that it is None. It is Any, so
 #: that type checkers do not ask whoever knows the options to check for None.
