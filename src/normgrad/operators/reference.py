@@ -14,9 +14,7 @@ given (mean, invstd, running_mean in evaluation, and so on) are used as they are
 values are rounded as the operators round them: with float32 or half-precision tensors, a float64
 value is rounded to float32 first.
 
-Of the arguments only ``normalized_shape`` is checked. :func:`normgrad.plan` checks all of them:
-``normgrad.plan("batch_norm_backward", grad_out=dy, input=x, training=True)`` raises what the
-operator itself would.
+Of the arguments only ``normalized_shape`` is checked. :func:`normgrad.plan` checks all of them.
 """
 
 from __future__ import annotations
