@@ -9,6 +9,7 @@ import pytest
 from common import FLOATS, make
 
 import normgrad as ng
+from normgrad.plans import calls
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
@@ -70,6 +71,79 @@ def test_running_statistics_are_new():
     # In evaluation there is nothing but the output.
     result = ng.batch_norm(x, None, None, mean, var, training=False)
     assert result[1:] == (None,) * 4
+
+
+@pytest.fixture
+def by_python(monkeypatch):
+    """The operators that C++ did not compute."""
+    said, inner = [], calls.Arguments
+    monkeypatch.setattr(calls, "Arguments", lambda *call: said.append(call) or inner(*call))
+    return said
+
+
+def counts(*tensors):
+    return [tensor._version for tensor in tensors]
+
+
+def in_place(x, ranks, count, mean, var):
+    """What two operators make of running statistics that they update, one after the other."""
+    both = mean, var
+    trained = ng.batch_norm(x, None, None, *both, training=True, out=(None, None, None, *both))
+    gathered = ng.batch_norm_gather_stats_with_counts(
+        x, *ranks, *both, count, out=(None, None, *both)
+    )
+    results = [*trained, *gathered]
+    assert all(result is each for result, each in zip(results[3:5], both, strict=True))
+    return [np.asarray(each).tobytes() for each in results if each is not None]
+
+
+@pytest.mark.parametrize("absent", [None, "mean", "var"])
+def test_running_statistics_are_updated_in_place(by_python, absent):
+    """In C++, with the bits of NumPy's arrays; autograd learns of the writes."""
+    x = np.random.default_rng(0).standard_normal((3, 4, 5), np.float32)
+    old = [None if absent == name else np.full(4, 2, np.float32) for name in ("mean", "var")]
+    ranks = [np.stack([each, each]) for each in ng.batch_norm_stats(x)]
+    count = np.array([15, 15], np.int32)
+    expected = in_place(x, ranks, count, *(each if each is None else each.copy() for each in old))
+    tensors = to_torch(x), [*map(to_torch, ranks)], to_torch(count)
+    del by_python[:]
+    for _ in range(2):
+        new = [each if each is None else to_torch(each.copy()) for each in old]
+        present = [each for each in new if each is not None]
+        before = counts(*present)
+        assert in_place(*tensors, *new) == expected
+        assert counts(*present) == [count + 2 for count in before]
+    assert not by_python
+
+
+def test_running_statistics_that_are_not_updated_in_place(by_python):
+    x, mean, var = tensor(3, 4, 5, grad=False), torch.zeros(4), torch.ones(4)
+    # Evaluation writes nothing, so that nothing is counted.
+    before = counts(mean, var)
+    everything = {"out": (None, None, None, mean, var)}
+    ng.batch_norm(x, None, None, mean, var, training=False, **everything)
+    assert counts(mean, var) == before
+    assert not by_python
+    # One of them alone, and others than the old ones.
+    other = torch.empty(4)
+    for out in ((None, None, None, mean, None), (None, None, None, other, var)):
+        result = ng.batch_norm(x, None, None, mean, var, training=True, out=out)
+        assert result[3] is out[3]
+        assert by_python.pop()
+    # Memory that is shared is refused as it is in Python, every time.
+    shared = torch.zeros(5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^out\[3\] \(new_running_mean\): .*running_var"):
+            ng.batch_norm(
+                x, None, None, shared[:4], shared[1:], training=True,
+                out=(None, None, None, shared[:4], None),
+            )  # fmt: skip
+        mean, var = shared[:4], shared[1:]
+        with pytest.raises(ValueError, match=r"^out\[3\] \(new_running_mean\): "):
+            ng.batch_norm(
+                x, None, None, mean, var, training=True, out=(None, None, None, mean, var)
+            )
+    assert torch.equal(shared, torch.zeros(5))
 
 
 def test_statistics_gathered_are_those_of_the_whole():

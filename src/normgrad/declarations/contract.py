@@ -173,6 +173,18 @@ class Operator:
         """Whether the operator combines the statistics of several ranks."""
         return any(each.kind is Kind.RANKS for each in self.inputs)
 
+    @cached_property
+    def running(self) -> tuple[tuple[int, int], ...]:
+        """The index of each new running statistic among the outputs, and of the old one among the
+        inputs.
+        """
+        roles = (Role.OUT_RUNNING_MEAN, Role.OUT_RUNNING_VAR)
+        return tuple(
+            (index, self.names.index(output.in_place[0]))
+            for index, output in enumerate(self.all_outputs)
+            if output.role in roles
+        )
+
     def of_variance(self, name: str) -> Operator:
         """The same operator, except that the named input holds variances rather than 1/std."""
         inputs = tuple(

@@ -24,16 +24,31 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
 
     ``choices`` are the arguments that are not tensors.
     """
-    if out is None and frameworks.compute_in_cpp is not None and type(tensors[0]) in COUNTED:
-        results = frameworks.compute_in_cpp(operator.name, tensors, choices)
-        if results is not NotImplemented:
-            return operator.result(results)
+    if frameworks.compute_in_cpp is not None and type(tensors[0]) in COUNTED:
+        updates = _updates_running(operator, tensors, out)
+        if updates or out is None:
+            results = frameworks.compute_in_cpp(operator.name, updates, tensors, choices)
+            if results is not NotImplemented:
+                if updates:
+                    frameworks.count_writes(results[new] for new, _ in operator.running)
+                return operator.result(results)
     arguments, kinds = Arguments(tensors, out_tuple(operator, out)), _kinds(choices)
     key = None if kinds is None else (operator, choices, kinds, arguments.signature)
     plan = _plans.get(key)
     if plan is None or not plan.holds(arguments):
         plan = _checked(operator, choices, kinds, arguments)
     return plan.run_checked(arguments, None)
+
+
+def _updates_running(operator: Operator, tensors: tuple[Any, ...], out: Any) -> bool:
+    """Whether ``out`` is the running statistics that the call updates in place, and no more."""
+    if not operator.running or not isinstance(out, (tuple, list)):
+        return False
+    expected = dict(operator.running)
+    return len(out) == len(operator.all_outputs) and all(
+        each is (tensors[expected[index]] if index in expected else None)
+        for index, each in enumerate(out)
+    )
 
 
 def _checked(

@@ -461,9 +461,10 @@ class DLPack(Framework):
         return dlpack.like_producer(value, like)
 
 
-#: What computes an operator on plain tensors of PyTorch in C++, by its name, its tensors and its
-#: other arguments, or returns NotImplemented; None where that is not loaded.
-compute_in_cpp: Callable[[str, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
+#: What computes an operator on plain tensors of PyTorch in C++, by its name, whether it updates
+#: running statistics in place, its tensors and its other arguments, or returns NotImplemented; None
+#: where that is not loaded.
+compute_in_cpp: Callable[[str, bool, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
 #: What makes a function that runs a plan in C++ on plain tensors of PyTorch like these, or returns
 #: NotImplemented; None where that is not loaded. It makes None for a GPU's plans.
 prepare_in_cpp: Callable[[Any, tuple[Any, ...]], Callable[..., Any] | None] | None = None

@@ -71,8 +71,18 @@ def load() -> None:
     threads.subscribe(made.set_threads)
     for name in ("batch_norm", "group_norm", "layer_norm", "rms_norm", "has_observers"):
         setattr(sys.modules[__name__], name, getattr(made, name))
-    numbers = {name: made.add_operator(name) for name in PLANNED}
-    frameworks.compute_in_cpp = lambda name, *call: made.compute(numbers[name], *call)
+    numbers = {
+        (name, updates): made.add_operator(name + native_plans.UPDATES * updates)
+        for name in PLANNED
+        for updates in (False, True)
+    }
+
+    def compute(
+        name: str, updates: bool, tensors: tuple[Any, ...], choices: tuple[Any, ...]
+    ) -> Any:
+        return made.compute(numbers[name, updates], tensors, choices)
+
+    frameworks.compute_in_cpp = compute
     frameworks.prepare_in_cpp = native_plans.prepare
     module = made
     frameworks.of_torch()  # whose tensors functions know from then on

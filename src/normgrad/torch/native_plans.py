@@ -32,6 +32,8 @@ from . import native
 
 #: The outputs that update running statistics in place, and those statistics.
 _RUNNING = {output.name: output.in_place[0] for output in NEW_RUNNING}
+#: What follows the name of an operator whose function updates running statistics in place.
+UPDATES = "_"
 
 
 def plan(
@@ -44,7 +46,8 @@ def plan(
     """The description of a call's plan; None where PyTorch, or Python, has to compute the call.
 
     Args:
-        name: the operator's name.
+        name: the operator's name; with :data:`UPDATES`, if its function updates running statistics
+            in place.
         memory_format: for an operator that is called by a layer, PyTorch's format of the layer's
             output; then running statistics are updated in place, and what normgrad does not support
             is PyTorch's. None for an operator that a function calls.
@@ -58,7 +61,9 @@ def plan(
         KernelError: the kernels cannot be compiled.
     """
     is_layer = memory_format is not None
-    operator = _of_layer(PLANNED[name]) if is_layer else PLANNED[name]
+    operator = PLANNED[name.removesuffix(UPDATES)]
+    if is_layer:
+        operator = _of_layer(operator)
     try:
         options = operator.read_options(*choices)
         values = dict(zip(operator.names, tensors, strict=True))
@@ -70,8 +75,10 @@ def plan(
         given: dict[str, TensorSpec | None] = {}
         if memory_format is not None and not operator.is_gradient:
             given = _outputs_of_layer(operator, options, specs, memory_format)
+        elif name.endswith(UPDATES):
+            given = {new: specs.get(old) for new, old in _RUNNING.items()}
         outputs = contract.check(operator, options, specs, given)
-        if given and _is_left_to_pytorch(operator, options, specs):
+        if is_layer and given and _is_left_to_pytorch(operator, options, specs):
             return None
     except (TypeError, ValueError):
         if is_layer:
