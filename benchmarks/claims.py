@@ -86,7 +86,7 @@ def _small() -> tuple[str, ...]:
     """The least and the greatest of the README's means of smaller contiguous layers."""
     kinds = ((Operator.LAYER_BATCH_NORM, Operator.LAYER_EVAL), (Operator.LAYER_GROUP_NORM,))
     means = [mean for each in kinds for mean in _means(each, _BOTH[:1], large=False)]
-    return min(means), max(means)
+    return min(means, key=float), max(means, key=float)
 
 
 def _all_large() -> tuple[str, ...]:

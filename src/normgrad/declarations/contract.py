@@ -175,9 +175,7 @@ class Operator:
 
     @cached_property
     def running(self) -> tuple[tuple[int, int], ...]:
-        """The index of each new running statistic among the outputs, and of the old one among the
-        inputs.
-        """
+        """The indices of new running statistics among outputs, and of the old ones among inputs."""
         roles = (Role.OUT_RUNNING_MEAN, Role.OUT_RUNNING_VAR)
         return tuple(
             (index, self.names.index(output.in_place[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 from ..declarations import contract
@@ -44,11 +45,10 @@ def _updates_running(operator: Operator, tensors: tuple[Any, ...], out: Any) -> 
     """Whether ``out`` is the running statistics that the call updates in place, and no more."""
     if not operator.running or not isinstance(out, (tuple, list)):
         return False
-    expected = dict(operator.running)
-    return len(out) == len(operator.all_outputs) and all(
-        each is (tensors[expected[index]] if index in expected else None)
-        for index, each in enumerate(out)
-    )
+    expected = [None] * len(operator.all_outputs)
+    for new, old in operator.running:
+        expected[new] = tensors[old]
+    return len(out) == len(expected) and all(map(is_, out, expected))
 
 
 def _checked(

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.library import _scoped_library
 
 from ..declarations import contract
-from ..declarations.contract import NEW_RUNNING, Kind, Operator
+from ..declarations.contract import Kind, Operator
 from ..operators.by_name import FUNCTIONS, PLANNED
 from . import aten
 from .dynamo import hide_from_dynamo
@@ -40,7 +40,7 @@ def _kernel(name: str) -> Callable[..., Any]:
     operator, function = PLANNED[name], FUNCTIONS[name]
     known = {*operator.names, *operator.options}
     # ATen's operator does not return the new running statistics, but updates its arguments.
-    updated = [output.in_place[0] for output in operator.all_outputs if output in NEW_RUNNING]
+    updated = [operator.names[old] for _, old in operator.running]
     returned = len(operator.all_outputs) - len(updated)
 
     def kernel(*arguments: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..declarations import contract
-from ..declarations.contract import NEW_RUNNING, OUTPUT, Operator
+from ..declarations.contract import OUTPUT, Operator
 from ..declarations.options import Options
 from ..declarations.problem import WORKSPACE, Role
 from ..operators.by_name import PLANNED, device_of, spec_of
@@ -30,8 +30,6 @@ from ..tensors.strides import channels_last_strides, contiguous_strides
 from ..tensors.symbolic import Program, SymInt
 from . import native
 
-#: The outputs that update running statistics in place, and those statistics.
-_RUNNING = {output.name: output.in_place[0] for output in NEW_RUNNING}
 #: What follows the name of an operator whose function updates running statistics in place.
 UPDATES = "_"
 
@@ -72,12 +70,14 @@ def plan(
             each.name: spec_of(each.name, values[each.name], each.kind) for each in operator.inputs
         }
         program = _open(specs, operator, open_sizes) if open_sizes else None
-        given: dict[str, TensorSpec | None] = {}
+        overwritten: dict[str, str] = {}
+        if is_layer or name.endswith(UPDATES):
+            outputs, inputs = operator.all_outputs, operator.names
+            overwritten = {outputs[new].name: inputs[old] for new, old in operator.running}
+        given = {new: specs[old] for new, old in overwritten.items()}
         if memory_format is not None and not operator.is_gradient:
-            given = _outputs_of_layer(operator, options, specs, memory_format)
-        elif name.endswith(UPDATES):
-            given = {new: specs.get(old) for new, old in _RUNNING.items()}
-        outputs = contract.check(operator, options, specs, given)
+            given |= _outputs_of_layer(operator, options, specs, memory_format)
+        checked = contract.check(operator, options, specs, given)
         if is_layer and given and _is_left_to_pytorch(operator, options, specs):
             return None
     except (TypeError, ValueError):
@@ -86,8 +86,7 @@ def plan(
         raise
     if is_layer and device != devices.CPU and not _is_right_on(device):
         return None
-    made = Plan(operator, options, specs, outputs, device=device, read_next=is_layer)
-    overwritten = {new: old for new, old in _RUNNING.items() if new in given}
+    made = Plan(operator, options, specs, checked, device=device, read_next=is_layer)
     return _describe(made, tensors, overwritten, program)
 
 
@@ -175,13 +174,12 @@ def _outputs_of_layer(
     assert input is not None
     strides = _dense(input.shape, memory_format is torch.contiguous_format)
     output = TensorSpec(input.shape, input.dtype, strides)
-    running = {new: specs.get(old) for new, old in _RUNNING.items()}
     statistics = {
         each.name: TensorSpec(shapes[each.kind], dtypes.float64)
         for each in operator.all_outputs
         if each.role in (Role.OUT_MEAN, Role.OUT_INVSTD)
     }
-    return {OUTPUT.name: output, **statistics, **running}
+    return {OUTPUT.name: output, **statistics}
 
 
 #: Whether C++ computes on a GPU what PyTorch does, by the GPU's name; held while one is tried, when
