@@ -26,7 +26,7 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
     ``choices`` are the arguments that are not tensors.
     """
     if frameworks.compute_in_cpp is not None and type(tensors[0]) in COUNTED:
-        updates = _updates_running(operator, tensors, out)
+        updates = out is not None and _updates_running(operator, tensors, out)
         if updates or out is None:
             results = frameworks.compute_in_cpp(operator.name, updates, tensors, choices)
             if results is not NotImplemented:
